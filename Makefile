@@ -50,7 +50,7 @@ test-quick: $(VENV)/.ready-development
 
 # One test at a time is handed out, so that they run in the order in which they should.
 test-long: java-for-spark $(VENV)/.ready-development
-	@HYPOTHESIS_PROFILE=deep $(if $(MINUTES),CAMPAIGN_MINUTES=$(MINUTES)) $(if $(SEED),CAMPAIGN_SEED=$(SEED)) \
+	@HYPOTHESIS_PROFILE=deep CHAOS_DIR=$${CHAOS_DIR:-build/chaos} $(if $(MINUTES),CAMPAIGN_MINUTES=$(MINUTES)) $(if $(SEED),CAMPAIGN_SEED=$(SEED)) \
 		$(PYTEST) --dist load --maxschedchunk 1 -m 'long or deeper' tests
 
 # Needs mvn, go, node and kcat: what each lacks, its test says.

@@ -9,7 +9,7 @@ latency   200 objects that have left the disk, read at once by tasks and by thre
 hang      The store is stopped (SIGSTOP): hot reads, applies, and opening.
 restore   The first read of a lazy restore, and all of it, against one that is not lazy.
 space     Overwrites with `keep_versions=1`: the most that disk and bucket take, of the bytes that are alive. Only if
-          asked for: it takes minutes.
+          asked for: it takes minutes. `--overwrites 10000000 --least-value-bytes 100 [--without-store]`
 
 Needs `tidelog[test]` for the server.
 """
@@ -311,48 +311,66 @@ def restores(server: Store, root: Path, where: dict[str, Any], arguments: Any) -
     ]
 
 
+def bytes_on_disk(directory: Path) -> int:
+    """What the files below a directory take; one may go while they are counted."""
+    found = 0
+    for one in directory.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            found += one.stat().st_blocks * 512 if one.is_file() else 0
+    return found
+
+
 def space(server: Store, root: Path, where: dict[str, Any], arguments: Any) -> list[Figure]:
-    """What a tenth of the time is looked at, from the moment on when every key was put once."""
+    """Looked at a thousand times, from the moment on when every key was put once."""
     from tidelog.config import load_engine_config
     from tidelog.store.urls import open_store
 
-    overwrites, keys, size = arguments.overwrites, arguments.keys, arguments.value_bytes
-    live = keys * (size + len("key-000000000000"))
-    config = load_engine_config(None, {}, {"dir": root / "space", **where})
-    bucket, chance, noise = open_store(where["store"], config.object_store), random.Random(7), os.urandom(1 << 20)
-    disks, buckets = list[int](), list[int]()
+    overwrites, keys, directory = arguments.overwrites, arguments.keys, root / "space"
+    least, most = arguments.least_value_bytes or arguments.value_bytes, arguments.value_bytes
+    settings: dict[str, Any] = {"keep_versions": 1}
+    bucket = None
+    if not arguments.without_store:
+        settings |= {"ship_interval_seconds": 1, "local_retention_bytes": 0, **where}
+        config = load_engine_config(None, {}, {"dir": directory, **where})
+        bucket = open_store(where["store"], config.object_store)
+    chance, noise, sizes, live = random.Random(7), os.urandom(1 << 20), [0] * keys, 0
+    disks, buckets = list[float](), list[float]()
+    look_every = max(BATCH, overwrites // 1000 // BATCH * BATCH)
     begin = time.perf_counter()
-    settings: dict[str, Any] = {"keep_versions": 1, "ship_interval_seconds": 1, "local_retention_bytes": 0}
-    with tidelog.open_engine(root / "space", **settings, **where) as engine:
+    with tidelog.open_engine(directory, **settings) as engine:
         engine.apply(1, tidelog.CreateBucket("b"))
         for first in range(0, keys + overwrites, BATCH):
-            numbers = range(first, min(first + BATCH, keys + overwrites))
-            engine.apply_many(
-                [
-                    (
-                        2 + n,
-                        tidelog.PutObject(
-                            "b", f"key-{n if n < keys else chance.randrange(keys):012d}", noise[p : p + size]
-                        ),
-                    )
-                    for n, p in ((n, chance.randrange(len(noise) - size)) for n in numbers)
-                ]
-            )
+            entries = list[tuple[int, tidelog.PutObject]]()
+            for number in range(first, min(first + BATCH, keys + overwrites)):
+                key = number if number < keys else chance.randrange(keys)
+                size = chance.randint(least, most)
+                live += size - sizes[key]
+                sizes[key] = size
+                place = chance.randrange(len(noise) - size)
+                entries.append((2 + number, tidelog.PutObject("b", f"key-{key:012d}", noise[place : place + size])))
+            engine.apply_many(entries)
             engine.update_low_water_mark(engine.applied_seq)
-            if first >= keys and not first % max(BATCH, overwrites // 20 // BATCH * BATCH):
-                disks.append(sum(one.stat().st_blocks * 512 for one in (root / "space").rglob("*") if one.is_file()))
-                buckets.append(sum(info.size for info in bucket.list()))
+            if first >= keys and not first % look_every:
+                of = live + keys * len("key-000000000000")
+                disks.append(bytes_on_disk(directory) / of)
+                if bucket is not None:
+                    buckets.append(sum(info.size for info in bucket.list()) / of)
         seconds = time.perf_counter() - begin
-    how = f"{overwrites:,} overwrites of {keys:,} x {size:,} bytes: most bytes"
+        moved = engine.statistics().garbage
+    amount = f"{least:,} to {most:,}" if least < most else f"{most:,}"
+    how = f"{overwrites:,} overwrites of {keys:,} x {amount} bytes: most bytes"
+    written = (keys + overwrites) * (least + most) / 2
+    note = "" if moved is None else f", {moved.bytes_moved / written:.2f} bytes moved a byte written"
     return [
         at_most(
             f"{how} {what}",
-            f"{max(found) / 1e6:,.0f} MB (last {found[-1] / 1e6:,.0f})",
-            f"alive {live / 1e6:,.0f} MB; {overwrites / seconds:,.0f}/s",
-            max(found) / live,
+            f"{max(found):.2f} of the live ones (mean {sum(found) / len(found):.2f}, last {found[-1]:.2f})",
+            f"live {live / 1e6:,.0f} MB; {overwrites / seconds:,.0f}/s{note}",
+            max(found),
             3,
         )
         for what, found in (("on disk", disks), ("in the bucket", buckets))
+        if found
     ]
 
 
@@ -364,6 +382,8 @@ def main() -> None:
     parser.add_argument("--value-bytes", type=int, default=1024)
     parser.add_argument("--restore-objects", type=int, default=1_000_000)
     parser.add_argument("--overwrites", type=int, default=1_000_000)
+    parser.add_argument("--least-value-bytes", type=int, help="of overwrites; default: as --value-bytes")
+    parser.add_argument("--without-store", action="store_true", help="overwrites of an engine that has none")
     parser.add_argument("--keys", type=int, default=100_000)
     parser.add_argument("--compacted", action="store_true", help="have Spark compact before the scan")
     parser.add_argument("--rounds", type=int, default=5)

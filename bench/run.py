@@ -104,6 +104,7 @@ TABLE = [
     ),
     Benchmark("kafka_history", SERVED, {"megabytes": 256}, {"megabytes": 20}, needs="java", minutes=4),
     Benchmark("kafka_codec", SERVED, rounds=5),
+    Benchmark("danube_broker", SERVED, {"messages": 20_000}, {"messages": 300}),
     Benchmark("remote", SERVED, {"seconds": 2.0}, {"seconds": 0.05}),
     Benchmark("ship", COLD, {"megabytes": 192, "seconds": 3.0}, {"megabytes": 1, "seconds": 0.05}, minutes=4),
     Benchmark("history_read", COLD, {"megabytes": 512, "catalog": 2000}, {"megabytes": 4, "catalog": 30}),
@@ -159,6 +160,15 @@ TABLE = [
     ),
     Benchmark("spark", SPARK, {"megabytes": 256}, {"megabytes": 1}, needs="java", minutes=5),
     Benchmark("spark_kafka", SPARK, {"megabytes": 300}, {"megabytes": 4}, needs="java", minutes=5),
+    Benchmark("spark_start", SPARK, needs="java", minutes=5),
+    Benchmark(
+        "spark_stream",
+        SPARK,
+        {"seconds": 15.0, "rows": 1_000_000},
+        {"seconds": 0.5, "rows": 2000},
+        needs="java",
+        minutes=8,
+    ),
     Benchmark("compact", SPARK, {"objects": 1000}, {"objects": 5}, rounds=1, needs="java", minutes=3),
 ]
 BENCHMARKS = {one.name: one for one in TABLE}

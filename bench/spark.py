@@ -28,8 +28,9 @@ from pyspark.sql.types import StructType
 
 import tidelog
 from tidelog.pipeline.source.options import parse_source_options
-from tidelog.pipeline.source.partition_reader import read_batches, spare_collections
+from tidelog.pipeline.source.partition_reader import read_batches
 from tidelog.pipeline.source.planning import OpenTopics
+from tidelog.pipeline.tasks import tune_worker
 from tidelog.topics.message import decode_frames
 
 TOPIC = "bench/rows"
@@ -118,7 +119,7 @@ class ReadyReader(DataSourceReader):
         return [InputPartition(behind - first) for first, behind in pairwise(edges)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        spare_collections()
+        tune_worker()
         rows = min(BATCH_ROWS, BATCH_BYTES // self._size)
         values = pa.array([os.urandom(self._size)] * rows, pa.binary())
         batch = pa.RecordBatch.from_arrays([values], names=["value"])

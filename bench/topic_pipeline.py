@@ -1,9 +1,12 @@
 """The jobs over topics in a warm session: ship, verify, compact and table, each beside what it cannot be faster than.
 
-Two topics of 1 KiB messages are in a directory, their store is a local SeaweedFS. Shipping is compared with an upload
-of the same files by obstore alone, two at once, and a table with Spark's own copy of that table from Parquet to
-Parquet; verify and compact by bytes a second. All of it is local[2], the start of Spark not counted. CPU seconds are
-those of the driver, of Spark and its workers, without the server's.
+Two topics of 1 KiB messages are in a directory, their store is a local SeaweedFS. Shipping makes objects of the size
+that is the default, and is compared with an upload of the same files by obstore alone, two at once. Verify and table
+read that store, without the directory; a table is compared with Spark's own copy of it from Parquet to Parquet.
+Compact merges objects of `--object` bytes, as an owner makes them that ships every minute. Verify and compact are held
+to bytes a second. All of it is local[2], the start of Spark not counted. CPU seconds are those of the driver, of Spark
+and its workers; the server's are beside them. `memory` in the details is the most MiB that the driver, Java and the
+largest worker held during a job.
 
 Needs `tidelog[test]` for the server, and Spark.
 
@@ -18,8 +21,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,19 +51,59 @@ BATCH = 4096
 
 @dataclass
 class Spent:
-    """Seconds on the wall, and of CPU."""
+    """Seconds on the wall, and of CPU; the most MiB of memory."""
 
     wall: float = 0.0
     cpu: float = 0.0
+    server_cpu: float = 0.0
+    memory: dict[str, int] = field(default_factory=dict)
+
+
+def processes(server: S3Server) -> dict[str, list[Path]]:
+    """This process and those that it started, but for the server: what /proc has of them, by what they are."""
+    parents, names = dict[int, int](), dict[int, str]()
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ValueError, KeyError):
+            lines = dict(line.split(":", 1) for line in (entry / "status").read_text().splitlines())
+            parents[int(entry.name)], names[int(entry.name)] = int(lines["PPid"]), lines["Name"].strip()
+    found: dict[str, list[Path]] = {"driver": [], "java": [], "worker": []}
+    ours, added = set[int](), {os.getpid()}
+    while added:
+        ours |= added
+        added = {pid for pid, parent in parents.items() if parent in added and pid != server.pid}
+    for pid in ours:
+        kind = "driver" if pid == os.getpid() else "java" if names.get(pid) == "java" else "worker"
+        found[kind].append(Path(f"/proc/{pid}"))
+    return found
+
+
+def forget_most_memory(server: S3Server) -> None:
+    """Processes begin to count again from what they hold now."""
+    for entry in chain.from_iterable(processes(server).values()):
+        with suppress(OSError):
+            (entry / "clear_refs").write_text("5")
+
+
+def most_memory(server: S3Server) -> dict[str, int]:
+    """The most MiB that the driver, Java and the largest worker have held since then."""
+    most = dict[str, int]()
+    for kind, entries in processes(server).items():
+        for entry in entries:
+            with suppress(OSError, KeyError):
+                lines = dict(line.split(":", 1) for line in (entry / "status").read_text().splitlines())
+                most[kind] = max(most.get(kind, 0), int(lines["VmHWM"].split()[0]) >> 10)
+    return most
 
 
 @contextmanager
 def spent(server: S3Server) -> Iterator[Spent]:
     """What is spent within."""
     settle()
-    found, begin, cpu = Spent(), time.perf_counter(), cpu_seconds(server.pid)
+    forget_most_memory(server)
+    found, cpu, both, begin = Spent(), cpu_seconds(server.pid), cpu_seconds(), time.perf_counter()
     yield found
     found.wall, found.cpu = time.perf_counter() - begin, cpu_seconds(server.pid) - cpu
+    found.server_cpu, found.memory = cpu_seconds() - both - found.cpu, most_memory(server)
 
 
 def fill(directory: Path, megabytes: int, object_bytes: int) -> None:
@@ -74,11 +118,19 @@ def fill(directory: Path, megabytes: int, object_bytes: int) -> None:
                 topic.append_many([noise[n * 61 % (len(noise) - MESSAGE_BYTES) :][:MESSAGE_BYTES] for n in many])
 
 
-def rooted(directory: Path, url: str, settings: dict[str, Any], object_bytes: int) -> Root:
+def rooted(directory: Path, url: str, settings: dict[str, Any]) -> Root:
     """The directory, with its store."""
     with tidelog.open(directory, store=url, metadata="bucket", ship_max_delay_seconds=3600, **settings):
         pass  # it remembers its store
-    return find_root(directory, max_object_bytes=object_bytes, **settings)
+    return find_root(directory, **settings)
+
+
+def ship_small(directory: Path, url: str, settings: dict[str, Any], object_bytes: int) -> None:
+    """All that is in a directory, in small objects."""
+    more: dict[str, Any] = {"max_object_bytes": object_bytes, "ship_max_delay_seconds": 3600}
+    with tidelog.open(directory, store=url, metadata="bucket", **more, **settings) as log:
+        for name in TOPICS:
+            log.topic(name).ship()
 
 
 def upload(files: list[Path], server: S3Server, prefix: str) -> None:
@@ -120,23 +172,28 @@ class Jobs:
 
     def round(self, number: int, filled: Path, *, counts: bool) -> None:
         """Each job once, and what it is compared with."""
-        place = self._scratch / f"round-{number}"
-        shutil.copytree(filled, place / "data")
-        root = rooted(place / "data", self._server.url(f"round-{number}"), self._settings, self._object_bytes)
+        place, url = self._scratch / f"round-{number}", self._server.url(f"round-{number}")
+        for name in ("data", "small"):
+            shutil.copytree(filled, place / name)
+        root = rooted(place / "data", f"{url}/data", self._settings)
+        ship_small(place / "small", f"{url}/small", self._settings, self._object_bytes)
         files = sorted((place / "data").rglob("wal.*.log"))
         copied, tables = place / "copied", [parquet_table(str(place / name)) for name in TOPICS]
         work: dict[str, Callable[[], object]] = {
             "upload": lambda: upload(files, self._server, f"plain-{number}"),
             "ship": lambda: good(lambda: ship(self._spark, root)),
-            "verify": lambda: good(lambda: verify(self._spark, root)),
+            "verify": lambda: good(lambda: verify(self._spark, self._store(f"{url}/data"))),
+            "verify small": lambda: good(lambda: verify(self._spark, self._store(f"{url}/small"))),
             "table": lambda: [
-                good(lambda name=name, made=made: table(self._spark, root, name, made))  # type: ignore[misc]
+                good(lambda name=name, made=made: table(self._spark, self._store(f"{url}/data"), name, made))  # type: ignore[misc]
                 for name, made in zip(TOPICS, tables, strict=True)
             ],
             "copy": lambda: [
                 self._spark.read.parquet(str(place / name)).write.parquet(str(copied / name)) for name in TOPICS
             ],
-            "compact": lambda: good(lambda: compact(self._spark, root, options=CompactOptions(grace_seconds=0))),
+            "compact": lambda: good(
+                lambda: compact(self._spark, self._store(f"{url}/small"), options=CompactOptions(grace_seconds=0))
+            ),
         }
         for name, one in work.items():
             with spent(self._server) as took:
@@ -144,6 +201,9 @@ class Jobs:
             if counts:
                 self.spent.setdefault(name, []).append(took)
         shutil.rmtree(place)
+
+    def _store(self, url: str) -> Root:
+        return find_root(url, **self._settings)
 
 
 def main() -> None:

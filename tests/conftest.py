@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import shutil
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.campaign import IS_DEEP, SEED, load_profile
@@ -64,6 +67,21 @@ for module in (
 ):
     if module is not None:
         vars(module)["answered_within"] = _answered_patiently
+
+
+def _outside_of_tests(drawn: Callable[..., Any], apart: Callable[..., Any]) -> Callable[..., Any]:
+    def draw(*arguments: Any, **named: Any) -> Any:
+        is_test = threading.current_thread() is threading.main_thread()
+        return drawn(*arguments, **named) if is_test else apart(*arguments, **named)
+
+    return draw
+
+
+# Hypothesis seeds the generator of `random` and fails a test during which its state changes: threads of client
+# libraries, which pause for random times, have one of their own.
+_apart = random.Random()
+for drawing in ("random", "uniform", "randint", "randrange", "choice", "choices", "sample", "shuffle", "getrandbits"):
+    setattr(random, drawing, _outside_of_tests(getattr(random, drawing), getattr(_apart, drawing)))
 
 
 @pytest.fixture(autouse=True)

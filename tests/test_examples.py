@@ -81,3 +81,52 @@ def test_a_killed_transfer_neither_loses_nor_doubles(tmp_path: Path) -> None:
         _, problems = worker.communicate(timeout=TIMEOUT_SECONDS)
     assert worker.returncode == 0, problems.decode()
     assert values_of(tmp_path, "bank/out") == expected
+
+
+# The task of Airflow, run with a command that ends as the test says
+
+
+AIRFLOW = """
+class AirflowException(Exception): pass
+class AirflowFailException(AirflowException): pass
+"""
+SDK = """
+import contextlib
+tasks = []
+DAG = lambda *_, **__: contextlib.nullcontext()
+def task(function, **how):
+    tasks.append((function, how))
+    return lambda: None
+"""
+RUN_TASK = """
+import runpy, sys
+from airflow import sdk
+runpy.run_path(sys.argv[1])
+((function, how),) = sdk.tasks
+assert how["retries"] > 0
+try:
+    function()
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"), [(0, ""), (4, "AirflowException"), (1, "AirflowFailException"), (2, "AirflowFailException")]
+)
+def test_airflow_tries_again_what_may_pass_and_fails_the_rest(tmp_path: Path, code: int, outcome: str) -> None:
+    """A pipeline that is run elsewhere is no failure of the night, and one that found damage is not hidden by it."""
+    for name, text in (("airflow/__init__.py", ""), ("airflow/exceptions.py", AIRFLOW), ("airflow/sdk.py", SDK)):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    program = tmp_path / "tidelog"
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\nexit {code}\n')
+    program.chmod(0o755)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [sys.executable, "-c", RUN_TASK, str(ROOT / "examples" / "airflow_pipeline.py")]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, outcome), done.stderr
+    assert (tmp_path / "asked").read_text() == "pipeline run /etc/tidelog/pipeline.toml --json\n"

@@ -4,12 +4,13 @@ Buffers are hostile: whatever is in them, an answer or an exception comes back. 
 functions in Python, and says what it does.
 """
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from tidelog.engine.btree.page import Cell, Page, Pages
 from tidelog.engine.mvcc.known_results import Found, Open
-from tidelog.engine.mvcc.versions import Other, Pointer, Row, Seen
+from tidelog.engine.mvcc.versions import BucketVersion, Other, Pointer, Row, Seen
 from tidelog.engine.sst.sstable import Source
 from tidelog.engine.wal.scan_values import Stored
 from tidelog.log.frame import Buffer
@@ -311,6 +312,19 @@ def stored_record(
     is_inline: bool,
     /,
 ) -> tuple[bytes, bytes]: ...
+def count_cells(cells: list[tuple[bytes, bytes]], usage: array[int], /) -> list[bytes]: ...
+def pointing_cells(
+    cells: list[tuple[bytes, bytes]], first_lsn: int, below_lsn: int, last_seq: int, /
+) -> list[tuple[bytes, bytes]]: ...
+def judge_cells(
+    cells: list[tuple[bytes, bytes]],
+    is_last: bool,
+    horizon: int,
+    keep_versions: int,
+    created: dict[bytes, BucketVersion],
+    usage: array[int],
+    /,
+) -> tuple[int, list[bytes], int, int, list[tuple[bytes, bytes]], list[bytes]]: ...
 def cell_parts(value: bytes, /) -> tuple[int, int, int, int, int, int, int, int, bytes | None] | None: ...
 def operation_head(
     flags: int,

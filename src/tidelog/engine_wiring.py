@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 from typing import Literal, Protocol, Unpack, overload
 
 import msgspec
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.cold.catalog import Catalog
+from tidelog.cold.catalog import Catalog, Owner
 from tidelog.cold.owned_log import Node
 from tidelog.cold.ownership import read_local_claim
 from tidelog.cold.rebuild import NODE
@@ -28,9 +30,10 @@ from tidelog.engine.engine import Engine
 from tidelog.engine.orchestrator.base import Orchestrator, check_orchestrator, drive
 from tidelog.engine.reader import EngineReader
 from tidelog.engine.recovery.checkpoint import refuse_half_restored
-from tidelog.engine.recovery.restore import DrillStore, OnProgress, Restore, RestoreReport
+from tidelog.engine.recovery.restore import DrillStore, OnProgress, Restore, RestoreProgress, RestoreReport
 from tidelog.engine.recovery.takeover import commit_takeover, finish_takeover, prepare_takeover
 from tidelog.engine.restoring import RestoringEngine
+from tidelog.engine.succession import Succession
 from tidelog.errors import ConfigError, Hint, InputError, NotFoundError, RetryError, TidelogError
 from tidelog.events import turn_on_output
 from tidelog.files import Files, LocalFiles
@@ -46,6 +49,7 @@ from tidelog.store.object_store import ObjectStore
 from tidelog.store.scheduler import Threads, answered_within, in_thread
 from tidelog.store.urls import check_replicas, open_store, require_store_directory
 
+OnTakeOver = Callable[[Engine], object]
 _EXAMPLE = 'tidelog.open_engine("./engine")'
 
 
@@ -65,6 +69,7 @@ class _OwnOptions(_ReadOptions, total=False):
 class _OpenOptions(_OwnOptions, total=False):
     create: bool
     shares_store: bool
+    on_take_over: OnTakeOver | None
 
 
 class _RestoreOptions(_OwnOptions, total=False):
@@ -95,6 +100,7 @@ def open_engine(
     create: bool = True,
     take_over: bool = False,
     shares_store: bool = False,
+    on_take_over: OnTakeOver | None = None,
     read_only: bool = False,
     **settings: Unpack[OpenEngineOptions],
 ) -> Engine | EngineReader:
@@ -111,7 +117,9 @@ def open_engine(
     With `shares_store=True` it is one of several replicas, driven by the same log, that have one store: the first of
     them owns it and ships, the others follow (`is_follower`). They apply the same entries, let go of what the owner has
     shipped and read it from there; `take_over()`, or opening with `take_over=True`, makes one of them the owner. The
-    directory remembers that it shares its store.
+    directory remembers that it shares its store. With `take_over_after_seconds` a follower takes over by itself when
+    the owner is dead: `on_take_over` is called with the engine to go on with and to close, in a thread, with the
+    entries that the `orchestrator` has; this one is closed by then.
 
     With `read_only=True` it is read from its store alone: no directory is needed (one that is given names its store),
     nothing is claimed, any number of them may be open beside the owner, and it is open at once, however large it is.
@@ -123,14 +131,28 @@ def open_engine(
     loaded = _loaded(dir, store, metadata, config, settings)
     if read_only:
         given = {"an orchestrator": orchestrator is not None, "take_over": take_over, "create=False": not create}
-        given["shares_store"] = shares_store
+        given |= {"shares_store": shares_store, "on_take_over": on_take_over is not None}
         for what in (name for name, is_given in given.items() if is_given):
             raise InputError(f"{what} is for an engine that is owned, and read_only=True owns nothing")
         return open_reader(loaded)
     directory = directory_of(loaded, _EXAMPLE)
     if not create:
         _require_engine(directory)
-    engine = open_engine_at(directory, loaded, take_over=take_over, shares_store=shares_store)
+    if (loaded.storage_engine.take_over_after_seconds is None) != (on_take_over is None):
+        raise InputError(
+            "take_over_after_seconds and on_take_over go together",
+            operation="open engine",
+            hint=Hint(
+                "Pass on_take_over=..., which is called with the engine that a replica has become",
+                "Leave take_over_after_seconds out of the settings: it is for programs that hold a replica open",
+            ),
+        )
+
+    def taken_over(owner: Engine) -> None:
+        if on_take_over is not None:
+            on_take_over(_caught_up(owner, orchestrator))
+
+    engine = open_engine_at(directory, loaded, take_over=take_over, shares_store=shares_store, on_take_over=taken_over)
     return _caught_up(engine, orchestrator)
 
 
@@ -386,6 +408,7 @@ def open_engine_at(
     take_over: bool = False,
     name: str = DEFAULT_ENGINE,
     shares_store: bool = False,
+    on_take_over: OnTakeOver | None = None,
 ) -> Engine:
     """Opens an engine with these settings, and its store if it has one. Its lease is always renewed in the
     background. `name` is that of a new one in its store.
@@ -436,7 +459,9 @@ def open_engine_at(
         if info.is_drill:
             engine = _drill(core, objects, metadata, info, config)
         elif follows:
-            engine = _follower(core, objects, metadata, info, config, runs_in_background=runs_in_background)
+            engine = _follower(
+                core, objects, metadata, info, config, runs_in_background=runs_in_background, on_take_over=on_take_over
+            )
         else:
             node = _node(core, objects, metadata, info, config)
             undo.callback(node.close)
@@ -474,21 +499,42 @@ def _follower(
     config: EngineConfig,
     *,
     runs_in_background: bool,
+    on_take_over: OnTakeOver | None,
 ) -> Engine:
-    threads = Threads()
-    replicas = [open_store(replica, config.object_store) for replica in config.storage_engine.replicas]
+    threads, settings = Threads(), config.storage_engine
+    replicas = [open_store(replica, config.object_store) for replica in settings.replicas]
     cold = SharedStore(core, objects, metadata, info.keys, replicas=replicas, threads=threads, node=info.node)
+    taking_over = Lock()
 
-    def take_over(follower: Engine) -> Engine:
+    def take_over(follower: Engine, only_from_epoch: int | None = None) -> Engine:
+        def check(progress: RestoreProgress) -> None:
+            if only_from_epoch is not None:  # whoever calls `take_over` waits for it
+                follower._check_open()
+
         copied = _at(config, info)
-        _restore_beside(core.files, core.directory, copied, core.clock, info.name)
-        follower.close()
-        commit_takeover(core.files, core.directory)
+        with taking_over:
+            follower._check_open()
+            _restore_beside(core.files, core.directory, copied, core.clock, info.name, only_from_epoch, check)
+            follower._check_open()
+            follower.close()
+            commit_takeover(core.files, core.directory)
         return open_engine_at(
-            core.directory, copied, runs_in_background=runs_in_background, files=core.files, clock=core.clock
+            core.directory,
+            copied,
+            runs_in_background=runs_in_background,
+            files=core.files,
+            clock=core.clock,
+            on_take_over=on_take_over,
         )
 
-    return Engine(
+    def succeed(dead: Owner) -> None:
+        follower = known()
+        if follower is not None and on_take_over is not None:
+            on_take_over(take_over(follower, dead.epoch))
+
+    if settings.take_over_after_seconds is not None and on_take_over is not None:
+        cold.succession = Succession(settings.take_over_after_seconds, core.clock, cold.dead_owner, succeed)
+    engine = Engine(
         core,
         cold.reader,
         cold,
@@ -496,6 +542,8 @@ def _follower(
         runs_in_background=runs_in_background,
         on_take_over=take_over,
     )
+    known = weakref.ref(engine)  # that it was dropped without being closed is to be noticed
+    return engine
 
 
 def _restore_in_place(files: Files, directory: Path, config: EngineConfig, clock: Clock, name: str) -> None:
@@ -508,10 +556,28 @@ def _restore_in_place(files: Files, directory: Path, config: EngineConfig, clock
     commit_takeover(files, directory)
 
 
-def _restore_beside(files: Files, directory: Path, config: EngineConfig, clock: Clock, name: str) -> None:
-    """A copy of what is in the store, which owns it then, beside the replica."""
-    copy = prepare_takeover(files, directory)
-    restore_directory(copy, config, files=files, clock=clock, take_over=True, name=name)
+def _restore_beside(
+    files: Files,
+    directory: Path,
+    config: EngineConfig,
+    clock: Clock,
+    name: str,
+    only_from_epoch: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> None:
+    """A copy of what is in the store, which owns it then, beside the replica; in the place of any owner, or only of a
+    dead one that had an epoch.
+    """
+    restore_directory(
+        prepare_takeover(files, directory),
+        config,
+        files=files,
+        clock=clock,
+        take_over=only_from_epoch is None,
+        only_from_epoch=only_from_epoch,
+        name=name,
+        on_progress=on_progress,
+    )
 
 
 def _at(config: EngineConfig, info: EngineDirectory) -> EngineConfig:
@@ -582,6 +648,7 @@ def restore_directory(
     clock: Clock | None = None,
     on_progress: OnProgress | None = None,
     take_over: bool = False,
+    only_from_epoch: int | None = None,
     claims: bool = True,
     name: str = DEFAULT_ENGINE,
     shares_store: bool = False,
@@ -622,6 +689,7 @@ def restore_directory(
             clock=clock,
             on_progress=on_progress,
             take_over=take_over,
+            only_from_epoch=only_from_epoch,
             drill=None if claims else info,
             pins=not reads_copy,
             lease_seconds=config.lease_seconds,

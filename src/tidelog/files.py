@@ -249,10 +249,13 @@ class LocalFiles(Files):
     """Whether the sync of a file covers its times too, which nothing here needs."""
 
     def create(self, path: Path) -> File:
-        return _LocalFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), self._syncs_times)
+        return self._file(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
 
     def open(self, path: Path, *, write: bool = False) -> File:
-        return _LocalFile(open_regular(path, os.O_RDWR if write else os.O_RDONLY), self._syncs_times)
+        return self._file(open_regular(path, os.O_RDWR if write else os.O_RDONLY))
+
+    def _file(self, descriptor: int) -> File:
+        return _LocalFile(descriptor, self._syncs_times)
 
     def list(self, directory: Path) -> list[str]:
         return sorted(os.listdir(directory))
@@ -299,6 +302,16 @@ class LocalFiles(Files):
         return path.stat().st_dev
 
 
+class ScratchFiles(LocalFiles):
+    """The real file system, for a directory that is worth nothing once its process has ended: nothing is synced."""
+
+    def _file(self, descriptor: int) -> File:
+        return _ScratchFile(descriptor, self._syncs_times)
+
+    def sync_directory(self, path: Path) -> None:
+        pass
+
+
 class _LocalFile:
     def __init__(self, descriptor: int, syncs_times: bool) -> None:
         self._descriptor = descriptor
@@ -342,6 +355,11 @@ class _LocalFile:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+class _ScratchFile(_LocalFile):
+    def sync(self) -> None:
+        pass
 
 
 class _LocalLock:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -10,12 +13,19 @@ from uuid import uuid4
 import msgspec
 import pytest
 from tests.cli.conftest import Cli
+from tests.cluster.test_engine_host import NAME as ENGINE
+from tests.cluster.test_engine_host import ServingNode, filled
+from tests.cluster.test_engine_host import keys as engine_keys
+from tests.cluster.test_runtime import until
 from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, EtcdServer, S3Server
 
 import tidelog
 from tidelog.cli.dev_s3 import S3Keys, SeaweedServer
 from tidelog.cli.errors import ExitCode
+from tidelog.cluster.operations import ClusterOperations
+from tidelog.config import load_engine_config
 from tidelog.secret import Secret
+from tidelog.store.metadata.open import open_metadata_store
 from tidelog.store.settings import StoreSettings
 from tidelog.store.urls import open_store
 
@@ -50,7 +60,7 @@ def test_promotion_says_what_is_lost_and_the_topic_goes_on(
         log.topic(NAME).ship()
     shown = cli("cluster", "promote", "--store", second, "--dry-run", "--json")
     assert shown.code == 0, shown.err
-    assert shown.json["logs"] == [{"log": NAME, "catalog": 2, "replica": 1, "lost": 1}]
+    assert shown.json["logs"] == [{"kind": "topic", "log": NAME, "catalog": 2, "replica": 1, "lost": 1}]
     assert shown.json["done"] is False
     refused = cli("cluster", "promote", "--store", second)
     assert (refused.code, "Pass --yes" in refused.err) == (ExitCode.BAD_INPUT, True)
@@ -94,7 +104,7 @@ def test_replica_on_another_server_is_promoted(
             log.topic(NAME).append(b"in the first alone", sync="shipped")
         monkeypatch.setenv("TIDELOG_STORE_ENDPOINT", "http://127.0.0.1:1")  # the first server is lost
         shown = cli("cluster", "promote", "--store", second, "--dry-run", "--json")
-        assert shown.json["logs"] == [{"log": NAME, "catalog": 2, "replica": 1, "lost": 1}], shown.err
+        assert shown.json["logs"] == [{"kind": "topic", "log": NAME, "catalog": 2, "replica": 1, "lost": 1}], shown.err
         done = cli("cluster", "promote", "--store", second, "--yes", "--json")
         assert (done.code, done.json["lost"]) == (0, 1), done.err
         assert "PLANTED" not in f"{shown.out!r} {done.out!r} {done.err}"
@@ -103,5 +113,59 @@ def test_replica_on_another_server_is_promoted(
             assert log.topic(NAME).append(b"goes on", sync="shipped") == 1
         settings = StoreSettings(replica_stores={"s3://second": msgspec.convert(own, StoreSettings, dec_hook=secret)})
         assert list(open_store(f"{second}-e", settings).list("")), "the engine has a copy there"
+    finally:
+        second_server.stop()
+
+
+def test_engine_of_a_lost_region_is_served_by_a_node_of_the_replica(
+    cli: Cli, tmp_path: Path, s3_server: S3Server, etcd_server: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes of two S3 servers, one after the other: entries that only the first one had are counted before, and the
+    engine is served by the node of the second one with all others."""
+    keys = S3Keys("second", Secret("PLANTED-second-key"))
+    second_server = SeaweedServer(tmp_path / "second", bucket="second", keys=keys)
+    second_server.start()
+    try:
+        own = {"store_endpoint": second_server.endpoint, "store_access_key_id": "second"}
+        own["store_secret_access_key"] = "PLANTED-second-key"
+        monkeypatch.setenv("TIDELOG_REPLICA_STORES", json.dumps({"s3://second": own}))
+        first, second = s3_server.url(f"{prefix}/first"), f"s3://second/{prefix}"
+
+        async def serve(name: str, store: str, work: Callable[[ServingNode], object], **settings: Any) -> None:
+            config = load_engine_config(None, os.environ, {"ship_interval_seconds": 3600.0, **settings})
+            node = ServingNode(tmp_path, name, etcd_server.url, prefix, store)
+            await node.start(config)
+            try:
+                with open_metadata_store(etcd_server.url) as metadata:
+                    operations = ClusterOperations(metadata, prefix)
+                    if not await asyncio.to_thread(operations.engines):
+                        await asyncio.to_thread(operations.add_engine, ENGINE)
+                await until(node.has)
+                await asyncio.to_thread(work, node)
+            finally:
+                await node.stop()
+
+        def in_both(node: ServingNode) -> None:
+            filled(node.url, 1, 10)
+            node.node.http.engines[ENGINE].ship()
+
+        def in_the_first(node: ServingNode) -> None:
+            filled(node.url, 10, 13)
+            node.node.http.engines[ENGINE].ship()
+
+        def promoted(node: ServingNode) -> None:
+            assert engine_keys(node.url) == sorted(f"k{seq}" for seq in range(2, 10))
+            assert filled(node.url, 10, 12)[0] == 11
+
+        asyncio.run(serve("n1", first, in_both, replicas=[second], replication_mode="sync"))
+        asyncio.run(serve("n1", first, in_the_first))
+        monkeypatch.setenv("TIDELOG_STORE_ENDPOINT", "http://127.0.0.1:1")  # the first server is lost
+        shown = cli("cluster", "promote", "--store", second, "--dry-run", "--json")
+        assert shown.code == 0, shown.err
+        assert (shown.json["lost"], shown.json["lost_entries"]) == (0, 3)
+        assert shown.json["logs"] == [{"kind": "engine", "log": ENGINE, "catalog": 12, "replica": 9, "lost": 3}]
+        told = cli("cluster", "promote", "--store", second, "--yes")
+        assert told.code == 0, told.err
+        asyncio.run(serve("n2", second, promoted))
     finally:
         second_server.stop()

@@ -9,7 +9,6 @@ import pty
 import re
 import subprocess
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -222,9 +221,8 @@ class TestLongStarts:
 
     def test_spark(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         """The command says that Spark starts, unless it runs already."""
-        monkeypatch.setattr(
-            "tidelog.pipeline.session.session.spark_session", lambda *_: types.SimpleNamespace(stop=int)
-        )
+        spark = type("Session", (), {"stop": int})
+        monkeypatch.setattr("tidelog.pipeline.session.session.spark_session", lambda *_: spark())
         for is_running, told in ((False, "Starting Spark ...\n"), (True, "")):
             monkeypatch.setattr(pipeline_job, "_is_running", lambda known=is_running: known)
             with pipeline_job.spark_for(Output(as_json=False), "verify", None):

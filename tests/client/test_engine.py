@@ -94,3 +94,32 @@ def test_async_names_do_the_same(engine: RemoteEngine) -> None:
 
     assert asyncio.run(work()) == ["key"]
     assert engine.low_water_mark == 2
+
+
+def test_streams_go_in_and_out_in_pieces(engine: RemoteEngine, tmp_path: Path) -> None:
+    """From a file object and an iterator; read back as a file object; one that breaks leaves nothing."""
+    data = bytes(range(256)) * (36 << 10)
+    engine.apply(1, CreateBucket("b"))
+    (tmp_path / "file").write_bytes(data)
+    with (tmp_path / "file").open("rb") as file:
+        assert engine.apply(2, PutObject("b", "k", file, metadata={"n": 1})).status == "applied"
+    assert engine.apply(3, PutObject("b", "k", iter([b"new"]), if_match=2)).status == "applied"
+    assert engine.apply(4, PutObject("b", "k", iter([b"x"]), if_absent=True)).status == "refused"
+    with engine.open_object("b", "k", seq=2) as opened:
+        assert (opened.size, opened.metadata, opened.seq, opened.tier) == (len(data), {"n": 1}, 2, "hot")
+        assert (opened.seek(-300, 2), opened.read()) == (len(data) - 300, data[-300:])
+        assert (opened.seek(0), opened.read() == data) == (0, True)
+    assert asyncio.run(engine.open_object_async("b", "k")).read() == b"new"
+
+    def breaks() -> Iterator[bytes]:
+        yield data[: 5 << 20]
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        engine.apply(5, PutObject("b", "broken", breaks()))
+    with pytest.raises(tidelog.NotFoundError):
+        engine.read("b", "broken")
+    with pytest.raises(tidelog.NotSupportedError):
+        engine.apply(5, tidelog.Batch([PutObject("b", "k", iter([b"x"]))]))
+    with pytest.raises(tidelog.NotSupportedError):
+        engine.apply_many([(5, PutObject("b", "k", iter([b"x"]))), (6, PutObject("b", "k", b"y"))])

@@ -29,7 +29,7 @@ import msgspec
 
 from tidelog.clock import ManualClock
 from tidelog.cluster.agent import Piece, Wanted
-from tidelog.cluster.documents import ClusterSettings, ClusterState, Load, NodeLoad, TopicPlacement, topic_of_key
+from tidelog.cluster.documents import ClusterSettings, ClusterState, TopicPlacement, topic_of_key
 from tidelog.cluster.inventory import load_key
 from tidelog.cluster.leader import LeaderRounds, Reports, read_decisions
 from tidelog.cluster.load_manager import imbalance
@@ -38,6 +38,7 @@ from tidelog.cold.catalog import Catalog, Owner
 from tidelog.cold.lease import NodeLease
 from tidelog.cold.ownership import Ownership, claim_topic, give_back_unknown_claim
 from tidelog.errors import ConflictError, FencedError, HeldError, LeaseLostError, StoreUnavailableError, TidelogError
+from tidelog.service.cluster_control import Load, NodeLoad, NodeTail
 from tidelog.store.document import Step, encode_json
 from tidelog.store.keys import ClusterKeys, TopicKeys
 from tidelog.store.metadata.base import Check, DelegatingMetadata, Entry, Lease, Put, Write, end_of
@@ -481,7 +482,8 @@ class SimulatedNode:
                 open=len(self.owned),
                 opening=opening,
                 partitions={key: loads[key] for piece in self.owned if (key := key_of(piece))},
-            )
+            ),
+            NodeTail(at_us=self.clock.now_us()),
         )
 
 

@@ -1,7 +1,8 @@
 """A campaign of misfortunes over real processes, and a checker over everything that clients were told.
 
-CHAOS_MINUTES says how long (3 without it), CHAOS_DIR where the history and the report go. A busy machine makes it slow,
-not wrong: how long clients waited is reported, and only what they were promised is asserted.
+CHAOS_MINUTES says how long (3 without it), CHAOS_DIR where the history and the report go (build/chaos with `make
+test-long`). A busy machine makes it slow, not wrong: how long clients waited is reported, and only what they were
+promised is asserted; and that all is served again four minutes after a fault has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from tests.cluster.chaos.machines import Machines
 MINUTES = float(os.environ.get("CHAOS_MINUTES", "3"))
 # Longer than the pauses of a machine that is shared: a lease that runs out too often would be all that is tested.
 LEASE_SECONDS = 10.0
-_SETTLE_SECONDS = 3600.0
+# In ten minutes a campaign of three is over, as every other test.
+_SETTLE_SECONDS = max(420.0, 60 * MINUTES)
 
 
 @pytest.mark.long
@@ -26,7 +28,7 @@ def test_promises_hold_in_minutes_of_misfortunes(tmp_path: Path) -> None:
     """Kills, pauses, cuts, clocks, full disks, drains and balance: nothing acknowledged is lost, doubled or out of
     order, groups do not go back, transactions are atomic, copies are exactly once, and partitions are linearizable."""
     faulthandler.dump_traceback_later(60 * MINUTES + _SETTLE_SECONDS, exit=True)  # instead of pytest's own limit
-    directory = Path(os.environ.get("CHAOS_DIR") or tmp_path / "chaos")
+    directory = Path(os.environ.get("CHAOS_DIR") or tmp_path / "chaos").resolve()
     directory.mkdir(parents=True, exist_ok=True)
     with Machines(tmp_path / "machines", LEASE_SECONDS) as machines:
         outcome = Campaign(machines, directory, SEED).run(MINUTES)

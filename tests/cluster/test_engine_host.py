@@ -23,6 +23,7 @@ from tidelog.cluster.engine_host import FOLDER, ClusterEngines, _shipping
 from tidelog.cluster.joining import join, make_cluster
 from tidelog.cluster.operations import ClusterOperations
 from tidelog.cluster.runtime import Cluster
+from tidelog.config import EngineConfig
 from tidelog.engine.entry import CreateBucket, PutObject
 from tidelog.engine_wiring import open_engine_at, restore_directory
 from tidelog.errors import ConflictError, FencedError, InputError, NotFoundError
@@ -42,17 +43,17 @@ Result = TypeVar("Result")
 class ServingNode:
     """A node as `tidelog serve` runs it."""
 
-    def __init__(self, root: Path, name: str, etcd: str, metadata_root: str) -> None:
+    def __init__(self, root: Path, name: str, etcd: str, metadata_root: str, store: str = "") -> None:
         self.name = name
         self.root = root / name
-        self._store, self._metadata, self._metadata_root = f"file://{root}/bucket", etcd, metadata_root
+        self._store, self._metadata, self._metadata_root = store or f"file://{root}/bucket", etcd, metadata_root
         self.cluster: Cluster
         self.node: Node
         self.engines: ClusterEngines
         self.url = ""
         self.is_dead = False
 
-    async def start(self) -> None:
+    async def start(self, config: EngineConfig | None = None) -> None:
         directory = await asyncio.to_thread(
             lambda: tidelog.open(
                 self.root, store=self._store, metadata=self._metadata, metadata_root=self._metadata_root
@@ -63,7 +64,7 @@ class ServingNode:
         await self.cluster.load()
         listening = await self.node.start(LOOPBACK, LOOPBACK)
         self.url = listening.http_url
-        self.engines = await join(self.cluster, self.node, directory, listening)
+        self.engines = await join(self.cluster, self.node, directory, listening, config)
 
     def has(self, name: str = NAME) -> bool:
         """Whether it serves the engine whole."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 
-from tidelog.cluster.documents import ClusterSettings, Load, NodeLoad, TopicPlacement
+from tidelog.cluster.documents import ClusterSettings, TopicPlacement
 from tidelog.cluster.inventory import MEASURED_SECONDS, WEIGHT_UNIT, Inventory
+from tidelog.service.cluster_control import Load, NodeLoad
 from tidelog.topics.names import TopicName
 
 ORDERS = TopicName("shop", "orders")

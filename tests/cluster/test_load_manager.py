@@ -8,16 +8,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import pytest
 
-from tidelog.cluster.documents import (
-    ClusterSettings,
-    Coordinators,
-    Decision,
-    EnginePlacement,
-    Load,
-    Request,
-    TopicPlacement,
-)
+from tidelog.cluster.documents import ClusterSettings, Coordinators, Decision, EnginePlacement, Request, TopicPlacement
 from tidelog.cluster.load_manager import Candidate, Situation, imbalance, plan
+from tidelog.service.cluster_control import Load
 from tidelog.service.placement import SLOTS
 from tidelog.topics.names import TopicName
 

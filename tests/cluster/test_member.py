@@ -8,12 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tidelog.clock import ManualClock
-from tidelog.cluster.documents import ClusterSettings, ClusterState, Leader, NodeInfo, NodeLoad, decoded, is_too_old
+from tidelog.cluster.documents import ClusterSettings, ClusterState, Leader, NodeInfo, decoded, is_too_old
 from tidelog.cluster.leader import read_loads
 from tidelog.cluster.member import Identity, Member, changed_drain
+from tidelog.cluster.operations import ClusterOperations
 from tidelog.errors import ConfigError, HeldError, LeaseLostError, StoreUnavailableError
+from tidelog.service.cluster_control import NodeLoad, NodeTail, Unshipped
 from tidelog.store.document import encode_json
-from tidelog.store.keys import ClusterKeys
+from tidelog.store.keys import DEFAULT_ROOT, ClusterKeys
 from tidelog.store.metadata.base import Check, DelegatingMetadata, Write
 from tidelog.store.metadata.memory import MemoryMetadataStore
 from tidelog.store.metadata.watch import PollingWatch
@@ -72,7 +74,7 @@ def test_leaving_ends_a_membership_at_once(etcd: MemoryMetadataStore, clock: Man
     one = member(etcd, clock, "a")
     one.join()
     one.campaign()
-    one.report(NodeLoad(node="a", at_us=1, open=3))
+    one.report(NodeLoad(node="a", at_us=1, open=3), NodeTail(at_us=1))
     assert read_loads(etcd, KEYS)["a"].open == 3
     one.begin_to_leave()
     found = decoded(etcd.get(KEYS.node("a")), NodeInfo)
@@ -80,6 +82,35 @@ def test_leaving_ends_a_membership_at_once(etcd: MemoryMetadataStore, clock: Man
     assert found.is_leaving
     one.leave()
     assert [etcd.get(key) for key in (KEYS.node("a"), KEYS.leader, KEYS.load("a"))] == [None, None, None]
+
+
+def test_what_is_only_on_the_disk_of_a_dead_node_stays_known(etcd: MemoryMetadataStore, clock: ManualClock) -> None:
+    """Until a node of that name says otherwise, or has handed over everything."""
+    operations = ClusterOperations(etcd, DEFAULT_ROOT)
+    tail = NodeTail(at_us=7_000_000, topics={"shop/orders": Unshipped(messages=3, bytes=90, seconds=1.5)})
+    one = member(etcd, clock, "a")
+    one.join()
+    one.report(NodeLoad(node="a", at_us=1), tail)
+    (row,) = operations.restore_point()
+    assert (row.node, row.is_alive, row.topic, row.messages) == ("a", True, "shop/orders", 3)
+    assert (operations.status().unshipped_messages, operations.status().left_messages) == (3, 0)
+    clock.advance(10)
+    (row,) = operations.restore_point()
+    assert (row.is_alive, row.messages, row.reported.timestamp()) == (False, 3, 7.0)
+    assert (operations.status().unshipped_messages, operations.status().left_messages) == (0, 3)
+    again = member(etcd, clock, "a")
+    again.join()
+    assert operations.restore_point()
+    again.report(NodeLoad(node="a", at_us=2), NodeTail(at_us=2))
+    assert operations.restore_point() == []
+    again.report(NodeLoad(node="a", at_us=3), tail)
+    again.leave(is_empty=True)
+    assert operations.restore_point() == []
+    last = member(etcd, clock, "a")
+    last.join()
+    last.report(NodeLoad(node="a", at_us=4), tail)
+    last.leave()
+    assert len(operations.restore_point()) == 1
 
 
 def test_a_name_belongs_to_one_directory_at_a_time(etcd: MemoryMetadataStore, clock: ManualClock) -> None:

@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.cluster.processes import WAIT_SECONDS, DevCluster, Producing, consumed, until
+from confluent_kafka import Producer
+from tests.cluster.processes import QUIET, WAIT_SECONDS, DevCluster, Producing, consumed, until
+
+from tidelog.service.cluster_control import Load
 
 # Longer than a busy machine pauses a process: a node that is alive must not lose its partitions to others here.
 LEASE_SECONDS = 12.0
@@ -38,7 +41,7 @@ def check_everything_is_there(cluster: DevCluster, producing: Producing) -> None
 def test_draining_a_node_moves_everything_without_an_error(cluster: DevCluster) -> None:
     """Producers go on, nothing is lost or doubled, and the node comes back when it is undrained."""
     topic = cluster.create()
-    assert set(cluster.leaders(topic).values()) <= set(cluster.nodes)
+    until(lambda: set(cluster.leaders(topic).values()) <= set(cluster.nodes))  # any node may be asked: it hears of it
     producing = Producing(cluster, topic)
     producing.more()
     victim = cluster.leaders(topic)[0]
@@ -46,7 +49,7 @@ def test_draining_a_node_moves_everything_without_an_error(cluster: DevCluster) 
     assert {one["from"] for one in planned if one["kind"] == "drain"} == {victim}
     assert cluster.command("drain", victim, "--wait", str(WAIT_SECONDS)) == {"node": victim, "done": True}
     producing.more()
-    assert victim not in cluster.leaders(topic).values()
+    until(lambda: victim not in cluster.leaders(topic).values())
     states = {node["name"]: node["state"] for node in cluster.command("nodes")}
     assert states[victim] == "drained"
     cluster.command("undrain", victim)
@@ -68,6 +71,24 @@ def test_nothing_acknowledged_is_lost_with_a_killed_node(cluster: DevCluster) ->
     decided = [one for rounds in cluster.operations.decisions() for one in rounds.decisions]
     assert f"{victim} is not alive" in {one.reason for one in decided if one.kind == "failover"}
     status = cluster.operations.status()
-    assert (status["nodes"], status["unassigned"]) == (2, 0)
+    assert (status.nodes, status.unassigned) == (2, 0)
     cluster.start(victim)
-    until(lambda: cluster.operations.status()["nodes"] == 3)
+    until(lambda: cluster.operations.status().nodes == 3)
+
+
+def test_load_of_a_partition_has_what_consumers_get(cluster: DevCluster) -> None:
+    """A partition that is only read is no idle one: balance moves by what goes out of it, too."""
+    topic = cluster.create()
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, **QUIET})
+    for _ in range(200):
+        producer.produce(topic, b"1" * 3000, partition=0)
+    assert producer.flush(WAIT_SECONDS) == 0
+    key = f"{topic.replace('.', '/')}/0"
+
+    def goes_out() -> bool:
+        consumed(cluster, topic, {0: 200})
+        load = cluster.operations.loads()[cluster.leaders(topic)[0]]
+        found = load.partitions.get(key, Load())
+        return found.bytes_out > found.bytes_in and found.messages_out > found.messages_in <= load.total.messages_out
+
+    until(goes_out)

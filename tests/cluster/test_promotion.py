@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,22 @@ import pytest
 
 import tidelog
 from tidelog.clock import SystemClock
+from tidelog.cluster import promotion
+from tidelog.cluster.documents import EngineArguments, EnginePlacement
 from tidelog.cluster.promotion import plan_promotion, promote
-from tidelog.errors import ConfigError, InputError
-from tidelog.store.keys import DEFAULT_ROOT, ClusterKeys
+from tidelog.cold.catalog import Catalog
+from tidelog.config import EngineConfig, load_engine_config
+from tidelog.engine_wiring import open_engine_at, restore_directory
+from tidelog.errors import ConfigError, FencedError, InputError, StoreUnavailableError
+from tidelog.store.document import encode_json
+from tidelog.store.keys import DEFAULT_ROOT, ClusterKeys, EngineKeys
+from tidelog.store.metadata.base import Check, MetadataStore, Write
 from tidelog.store.metadata.open import open_metadata_store
+from tidelog.store.object_store import ObjectStore
 from tidelog.store.urls import open_store
 
 ORDERS, EVENTS = "shop/orders", "shop/events"
+PHOTOS, DRAFTS = "photos", "drafts"
 
 
 class Region:
@@ -32,6 +42,11 @@ class Region:
         return tidelog.open(
             self.directory / name, store=store, metadata=self.metadata, **self.keys, **(quiet | settings)
         )
+
+    def engine(self, store: str, **settings: Any) -> EngineConfig:
+        """How an engine of the installation is opened."""
+        quiet: dict[str, Any] = {"ship_interval_seconds": 3600, "replication_mode": "sync", "metadata": self.metadata}
+        return load_engine_config(None, {}, quiet | {"store": store} | settings)
 
     def live(self) -> None:
         """Two topics: one with a replica and more in the first store than there, one without."""
@@ -54,7 +69,7 @@ def check_promotion(region: Region, replica: Any) -> None:
     region.live()
     with open_metadata_store(region.metadata) as metadata:
         found = plan_promotion(metadata, DEFAULT_ROOT, replica)
-        ends = {log.topic: (log.in_catalog, log.in_replica, log.lost) for log in found.logs}
+        ends = {log.name: (log.in_catalog, log.in_replica, log.lost) for log in found.logs}
         assert ends == {
             f"{ORDERS}-part-0": (4, 3, 1),
             f"{ORDERS}-part-1": (3, 3, 0),
@@ -74,14 +89,136 @@ def check_promotion(region: Region, replica: Any) -> None:
         assert [message.value for message in partition.read(0)] == [b"0", b"2", b"4", b"goes on"]
 
 
-def test_replica_becomes_the_first_store(tmp_path: Path) -> None:
-    """Its topics go on where it ends; topics without a replica are gone, and that is said."""
+def shipped(engine: tidelog.Engine) -> None:
+    engine.update_low_water_mark(engine.applied_seq)
+    engine.ship()
+
+
+def local_region(directory: Path) -> Region:
     stores = []
     for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        stores.append((tmp_path / name).as_uri())
-    region = Region(tmp_path, f"sqlite://{tmp_path}/catalog.db", (stores[0], stores[1]))
-    check_promotion(region, open_store(stores[1]))
+        (directory / name).mkdir()
+        stores.append((directory / name).as_uri())
+    return Region(directory, f"sqlite://{directory}/catalog.db", (stores[0], stores[1]))
+
+
+def test_replica_becomes_the_first_store(tmp_path: Path) -> None:
+    """Its topics go on where it ends; topics without a replica are gone, and that is said."""
+    region = local_region(tmp_path)
+    check_promotion(region, open_store(region.second))
+
+
+def test_engine_goes_on_with_what_the_replica_has(tmp_path: Path) -> None:
+    """What it loses is said before; it is restored from the replica, and the owner of before changes nothing."""
+    region = local_region(tmp_path)
+    with open_engine_at(tmp_path / "e", region.engine(region.first, replicas=[region.second]), name=PHOTOS) as engine:
+        engine.apply(1, tidelog.CreateBucket("b"))
+        engine.apply(2, tidelog.PutObject("b", "in both", b"2"))
+        shipped(engine)
+    with open_engine_at(tmp_path / "e", region.engine(region.first), name=PHOTOS) as engine:
+        for seq in (3, 4):
+            engine.apply(seq, tidelog.PutObject("b", "in the first alone", b"%d" % seq))
+        shipped(engine)
+        with open_metadata_store(region.metadata) as metadata:
+            found = plan_promotion(metadata, DEFAULT_ROOT, open_store(region.second))
+            assert [tuple(log) for log in found.logs] == [("engine", PHOTOS, 4, 2)]
+            assert (found.lost("engine"), found.lost("topic")) == (2, 0)
+            assert promote(metadata, DEFAULT_ROOT, open_store(region.second), SystemClock()) == found
+        engine.apply(5, tidelog.PutObject("b", "of the owner of before", b"5"))
+        with pytest.raises(FencedError):
+            shipped(engine)
+    with pytest.raises(ConfigError):
+        open_engine_at(tmp_path / "e", region.engine(region.first), name=PHOTOS)
+    for directory, keys in (("new", ["in both"]), ("newer", ["after it", "in both"])):
+        restore_directory(tmp_path / directory, region.engine(region.second), name=PHOTOS)
+        with open_engine_at(tmp_path / directory, region.engine(region.second), name=PHOTOS) as engine:
+            assert [found.key for found in engine.scan("b")] == keys
+            if engine.applied_seq == 2:
+                engine.apply(3, tidelog.PutObject("b", "after it", b"3"))
+                shipped(engine)
+
+
+def test_engine_without_a_replica_is_not_opened_as_a_new_one(tmp_path: Path) -> None:
+    """Nobody serves an empty engine under its name; one with a store of its own, and one that is promoted, stay."""
+    region, keys = local_region(tmp_path), ClusterKeys()
+    placements = {
+        PHOTOS: EnginePlacement(node="n1"),
+        DRAFTS: EnginePlacement(node="n1"),
+        "alias": EnginePlacement(node="n1", arguments=EngineArguments(name=DRAFTS)),
+        "elsewhere": EnginePlacement(node="n1", arguments=EngineArguments(name=DRAFTS, store="s3://own")),
+    }
+    for name, replicas in ((PHOTOS, [region.second]), (DRAFTS, [])):
+        with open_engine_at(tmp_path / name, region.engine(region.first, replicas=replicas), name=name) as engine:
+            engine.apply(1, tidelog.CreateBucket("b"))
+            shipped(engine)
+    with open_metadata_store(region.metadata) as metadata:
+        for name, placement in placements.items():
+            metadata.put(keys.engine(name), encode_json(placement))
+        found = promote(metadata, DEFAULT_ROOT, open_store(region.second), SystemClock())
+        assert [tuple(log) for log in found.logs] == [("engine", DRAFTS, 1, None), ("engine", PHOTOS, 1, 1)]
+        left = [key.removeprefix(keys.engines_prefix) for key in metadata.keys(keys.engines_prefix)]
+        assert left == ["elsewhere", PHOTOS]
+
+
+def test_promotion_that_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each write once: the catalog stays that of the first store, no engine that is lost stays placed without a
+    catalog by which the next promotion finds it, and the next one ends with all that the replica has."""
+    region, keys = local_region(tmp_path), ClusterKeys()
+    for name, replicas in ((PHOTOS, [region.second]), (DRAFTS, [])):
+        with open_engine_at(tmp_path / name, region.engine(region.first, replicas=replicas), name=name) as engine:
+            engine.apply(1, tidelog.CreateBucket("b"))
+            engine.apply(2, tidelog.PutObject("b", "k", b"2"))
+            shipped(engine)
+    replica = open_store(region.second)
+    monkeypatch.setattr(promotion, "_WRITES_AT_ONCE", 1)
+    with open_metadata_store(region.metadata) as metadata:
+        for name in (PHOTOS, DRAFTS):
+            metadata.put(keys.engine(name), encode_json(EnginePlacement(node="n1")))
+        before, first_epoch = metadata.range(f"{DEFAULT_ROOT}/"), epoch_of(metadata)
+        writes = 0
+        while is_interrupted(metadata, replica, writes):
+            placed = metadata.keys(keys.engines_prefix)
+            assert keys.engine(PHOTOS) in placed
+            assert keys.engine(DRAFTS) not in placed or metadata.keys(EngineKeys(DRAFTS).metadata_prefix)
+            assert promote(metadata, DEFAULT_ROOT, replica, SystemClock()).first == region.first
+            assert metadata.keys(keys.engines_prefix) == [keys.engine(PHOTOS)]
+            assert metadata.keys(EngineKeys(DRAFTS).metadata_prefix) == []
+            assert epoch_of(metadata) > first_epoch
+            for key in metadata.keys(f"{DEFAULT_ROOT}/"):
+                metadata.delete(key)
+            for entry in before:
+                metadata.put(entry.key, entry.value)
+            writes += 1
+        assert writes > 5
+    restore_directory(tmp_path / "new", region.engine(region.second), name=PHOTOS)
+    with open_engine_at(tmp_path / "new", region.engine(region.second), name=PHOTOS) as engine:
+        assert [found.key for found in engine.scan("b")] == ["k"]
+
+
+def epoch_of(metadata: MetadataStore) -> int:
+    owner = Catalog(metadata, EngineKeys(PHOTOS)).owner()
+    assert owner is not None
+    return owner[0].epoch
+
+
+def is_interrupted(metadata: MetadataStore, replica: ObjectStore, writes: int) -> bool:
+    """Promotes; the metadata store is gone after so many writes."""
+    whole, left = metadata.commit, writes
+
+    def commit(checks: Sequence[Check], changes: Sequence[Write]) -> Mapping[str, str]:
+        nonlocal left
+        if left == 0:
+            raise StoreUnavailableError("the metadata store is gone")
+        left -= 1
+        return whole(checks, changes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metadata, "commit", commit)
+        try:
+            promote(metadata, DEFAULT_ROOT, replica, SystemClock())
+        except StoreUnavailableError:
+            return True
+    return False
 
 
 def test_promotion_is_refused_while_a_node_is_alive(tmp_path: Path) -> None:

@@ -12,14 +12,15 @@ import pytest
 from tests.cluster.test_agent import FakeHost
 
 from tidelog.clock import SystemClock
-from tidelog.cluster.documents import NodeLoad
 from tidelog.cluster.leader import TopicSeen
 from tidelog.cluster.member import Identity, Member
 from tidelog.cluster.operations import ClusterOperations
 from tidelog.cluster.runtime import Cluster
-from tidelog.errors import ConfigError, ConflictError, HeldError, InputError, NotFoundError
+from tidelog.errors import ConfigError, ConflictError, HeldError, InputError, NotFoundError, ServerUnavailableError
+from tidelog.service.cluster_control import NodeLoad, NodeTail, Unshipped
 from tidelog.store.document import encode_json
 from tidelog.store.keys import DEFAULT_ROOT, ClusterKeys
+from tidelog.store.metadata.base import Entry
 from tidelog.store.metadata.memory import MemoryMetadataStore
 from tidelog.topics.names import TopicName
 
@@ -36,12 +37,15 @@ class RunningNode:
         identity = Identity(name, name, f"127.0.0.1:{9000 + int(name[1:])}", f"http://{name}", "", "1.0")
         self.host = FakeHost()
         self.cluster = Cluster(etcd, clock, Member(etcd, ClusterKeys(), clock, identity, LEASE_SECONDS))
-        self.cluster.measure = lambda: NodeLoad(
-            node=name,
-            at_us=clock.now_us(),
-            open=len(self.host.open),
-            opening=0 if self.cluster.agent is None else self.cluster.agent.opening,
-        )
+        self.unshipped = 0
+        self.cluster.measure = self._measure
+
+    def _measure(self) -> tuple[NodeLoad, NodeTail]:
+        now_us, agent = SystemClock().now_us(), self.cluster.agent
+        opening = 0 if agent is None else agent.opening
+        load = NodeLoad(node=self.name, at_us=now_us, open=len(self.host.open), opening=opening)
+        unshipped = Unshipped(messages=self.unshipped, bytes=100, seconds=1.0)
+        return load, NodeTail(at_us=now_us, topics={str(ORDERS): unshipped} if self.unshipped else {})
 
     @property
     def name(self) -> str:
@@ -181,13 +185,80 @@ def test_operators_drain_move_pin_and_see_the_reasons() -> None:
             assert {"n2 is being drained", "asked for by ops", "nobody serves it"} <= reasons
             assert operations.unpin(str(ORDERS), 0)
             status = operations.status()
-            assert (status["nodes"], status["partitions"], status["unassigned"]) == (3, 3, 0)
+            assert (status.nodes, status.partitions, status.unassigned) == (3, 3, 0)
             with pytest.raises(NotFoundError, match="no node n9"):
                 operations.plan(lose=["n9"])
             assert operations.settings(strategy="fair", max_moves_per_hour="7").max_moves_per_hour == 7
             with pytest.raises(ConfigError, match="strategy"):
                 operations.settings(strategy="wild")
             assert operations.settings(strategy=None).strategy == "balanced"
+
+    run(work)
+
+
+def test_nodes_that_all_lost_their_leases_are_named_to_clients() -> None:
+    """librdkafka forgets every address when it hears of no node, and never asks again: etcd that did not answer for
+    longer than the leases would stop all clients for good."""
+
+    async def work(etcd: MemoryMetadataStore) -> None:
+        async with running(etcd, 2) as nodes:
+            await until(lambda: all(len(node.cluster.placement.nodes()) == 2 for node in nodes))
+            named: list[tuple[int, list[str]]] = []
+            for node in nodes:
+                cluster = node.cluster
+                look = lambda cluster=cluster: named.append(  # noqa: E731
+                    (len(cluster.state.nodes), [one.node for one in cluster.placement.nodes()])
+                )
+                cluster.placement.on_change(look)
+            for node in nodes:
+                assert node.cluster.member._lease is not None
+                node.cluster.member._lease.revoke()
+            await until(lambda: [count for count, _ in named].count(0) >= 2)
+            assert sorted(names for count, names in named if count == 0)[:2] == [["n1"], ["n2"]]
+            assert all(names for _, names in named)
+            await until(lambda: all(len(node.cluster.state.nodes) == 2 for node in nodes))
+
+    run(work)
+
+
+def test_a_topic_that_the_watch_has_not_brought_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that created it at one node was told by another one that there is none. Names that nobody has are not
+    asked for without end, and what etcd says late brings nothing back."""
+
+    async def work(etcd: MemoryMetadataStore) -> None:
+        async with running(etcd, 2) as nodes:
+            await until(lambda: all(len(node.cluster.placement.nodes()) == 2 for node in nodes))
+            first, late = (node.cluster.placement for node in nodes)
+            held: list[str] = []
+            monkeypatch.setattr(late, "follow", held.extend)
+            await first.create(ORDERS, 1, {})
+            assert ORDERS not in late.topics()
+            with monkeypatch.context() as patched:
+                patched.setattr("tidelog.cluster.placement._HEARD_SECONDS", 0.1)
+                with pytest.raises(ServerUnavailableError, match="has not heard of"):
+                    await late.hear_of(ORDERS)
+            hearing = asyncio.ensure_future(late.hear_of(ORDERS))
+            await until(lambda: len(late._asked_at) == 2 and not late._asking and bool(held))
+            assert not hearing.done()
+            assert ORDERS not in late.topics()
+            monkeypatch.undo()
+            late.follow(held)
+            await hearing
+            assert ORDERS in late.topics()
+
+            asked: list[str] = []
+            monkeypatch.setattr(late._clock, "monotonic", lambda: 1000.0)
+            read = etcd.get
+
+            def counted(key: str) -> Entry | None:
+                asked.append(key)
+                return read(key)
+
+            monkeypatch.setattr(etcd, "get", counted)
+            for number in range(100):
+                await late.hear_of(TopicName("shop", f"none-{number}"))
+            assert 10 <= sum("none-" in key for key in asked) <= 20
+            monkeypatch.undo()
 
     run(work)
 

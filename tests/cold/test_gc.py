@@ -17,7 +17,7 @@ from tidelog.store.keys import ObjectId
 from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.store.metadata.memory import MemoryMetadataStore
 from tidelog.store.metadata.published import PublishedMetadata
-from tidelog.testing import FaultyStore, History, World, cut_world_everywhere
+from tidelog.testing import FaultyMetadata, FaultyStore, History, World, cut_world_everywhere
 
 DAY = 24 * 3600
 
@@ -81,6 +81,19 @@ def test_a_topic_in_order_has_nothing_to_sweep(topic: PublishedTopic) -> None:
     plan = plan_of(topic)
     assert (plan.is_empty, tell(plan), list(plan.lines()), plan.bytes) == (True, {}, [], 0)
     assert sweep(topic) == Report()
+
+
+def test_many_objects_are_looked_at_with_few_requests() -> None:
+    """A request for each would take minutes over a long history."""
+    requests = []
+    for objects in (3, 30):
+        metadata = FaultyMetadata()
+        topic = PublishedTopic(metadata=metadata)
+        topic.publish_hourly(objects, count=1)
+        metadata.reset_traffic()
+        assert plan_of(topic).is_empty
+        requests.append(metadata.traffic.request_count)
+    assert requests[0] == requests[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

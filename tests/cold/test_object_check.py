@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
 import pytest
 from tests.cold.published import KEYS, LOG_ID, TIME_FIELD, put_object
 
@@ -10,6 +13,7 @@ from tidelog.cold import verify as object_check
 from tidelog.cold.blocks import MAX_FRAME_BYTES
 from tidelog.cold.catalog import Codec
 from tidelog.cold.verify import ObjectCheck
+from tidelog.errors import ConflictError
 from tidelog.log.binding import encode_binding
 from tidelog.log.frame import encode_many
 from tidelog.store.keys import ObjectId
@@ -20,16 +24,71 @@ NOW_US = 1_700_000_000_000_000
 
 @pytest.mark.parametrize("range_bytes", [17, 64, 1000])
 @pytest.mark.parametrize("codec", ["none", "zstd"])
+@pytest.mark.parametrize("ahead", [None, ThreadPoolExecutor(1)], ids=["now", "ahead"])
 def test_any_range_size_gives_the_same_descriptor(
-    range_bytes: int, codec: Codec, monkeypatch: pytest.MonkeyPatch
+    range_bytes: int, codec: Codec, ahead: ThreadPoolExecutor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Frames and blocks that are larger than a range, and cut anywhere."""
+    """Frames and blocks that are larger than a range, and cut anywhere; each byte is asked for once."""
     store = FaultyStore(clock=ManualClock(NOW_US))
     expected = put_object(store, ObjectId(5, 60, 3), NOW_US, codec)
     monkeypatch.setattr(object_check, "RANGE_BYTES", range_bytes)
     (info,) = store.list(KEYS.objects_prefix)
-    found = ObjectCheck(store, info, expected.name, LOG_ID, TIME_FIELD, most_frame_bytes=MAX_FRAME_BYTES).descriptor()
+    before = store.traffic.bytes_read
+    found = ObjectCheck(
+        store, info, expected.name, LOG_ID, TIME_FIELD, most_frame_bytes=MAX_FRAME_BYTES, ahead=ahead
+    ).descriptor()
     assert found == expected
+    assert store.traffic.bytes_read - before == info.size
+
+
+class _BadOnce(FaultyStore):
+    """The first answer for a range that is not the first of its object has a flipped bit."""
+
+    is_damaged = False
+
+    def read_range(self, key: str, start: int, length: int) -> memoryview:
+        data = bytearray(super().read_range(key, start, length))
+        if start and not self.is_damaged:
+            self.is_damaged = True
+            data[len(data) // 2] ^= 1
+        return memoryview(bytes(data))
+
+
+class _AtOnce(ThreadPoolExecutor):
+    """What is read ahead is there before it is asked for."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = super().submit(fn, *args, **kwargs)
+        wait([future])
+        return future
+
+
+def test_a_range_that_arrived_damaged_ahead_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bad transfer is no bad object, whoever fetched it."""
+    store = _BadOnce(clock=ManualClock(NOW_US))
+    expected = put_object(store, ObjectId(5, 60, 3), NOW_US, "none")
+    (info,) = store.list(KEYS.objects_prefix)
+    monkeypatch.setattr(object_check, "RANGE_BYTES", info.size // 5)
+    with _AtOnce(1) as ahead:
+        found = ObjectCheck(
+            store, info, expected.name, LOG_ID, TIME_FIELD, most_frame_bytes=MAX_FRAME_BYTES, ahead=ahead
+        ).descriptor()
+    assert (found, store.is_damaged) == (expected, True)
+
+
+def test_an_object_that_goes_while_it_is_read_ahead_is_a_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the range is read by the one who needs it."""
+    store = FaultyStore(clock=ManualClock(NOW_US))
+    expected = put_object(store, ObjectId(5, 60, 3), NOW_US, "none")
+    (info,) = store.list(KEYS.objects_prefix)
+    monkeypatch.setattr(object_check, "RANGE_BYTES", 100)
+    with ThreadPoolExecutor(1) as ahead, pytest.raises(ConflictError, match="was deleted while it was read"):
+        ObjectCheck(
+            *(store, info, expected.name, LOG_ID, TIME_FIELD),
+            most_frame_bytes=MAX_FRAME_BYTES,
+            on_frames=lambda frames, at: store.delete(info.key),
+            ahead=ahead,
+        ).descriptor()
 
 
 def test_an_index_has_an_entry_every_thousand_messages_and_four_mebibytes() -> None:

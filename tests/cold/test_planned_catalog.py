@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.cold.published import KEYS, PublishedTopic
 from tests.cold.replacing import HOUR, clean_up, compact, read_all
 
-from tidelog.cold.catalog import Catalog, PlannedCatalog
+from tidelog.cold.catalog import Catalog
 from tidelog.cold.fetch import ColdReadCounters, Fetcher, FetchSettings, RangeStream
+from tidelog.cold.planned_catalog import PlannedCatalog
 from tidelog.cold.reader import History
 from tidelog.testing import FaultyStore
 

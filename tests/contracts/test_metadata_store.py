@@ -291,6 +291,18 @@ class TestCommits:
             with pytest.raises(ConflictError):
                 store.commit([Check(at + "a", changed)], [Put(at + "a", b"z")])
 
+    def test_many_keys_are_removed_by_who_has_read_them(self, store: MetadataStore, at: str) -> None:
+        """One that was changed stays, and is told of; all the others go."""
+        keys = [f"{at}{number:02}" for number in range(20)]
+        versions = {key: store.put(key, b"x") for key in keys}
+        changed = store.put(keys[7], b"y")
+        with pytest.raises(ConflictError):
+            store.remove_many(versions)
+        assert store.keys(at) == [keys[7]]
+        store.remove_many({keys[7]: changed})
+        store.remove_many({})
+        assert store.keys(at) == []
+
     def test_checks_alone_change_nothing(self, store: MetadataStore, at: str) -> None:
         """They hold or they conflict."""
         version = store.put(at + "a", b"x")

@@ -102,6 +102,25 @@ def test_replaced_objects_stay_for_the_time_of_grace() -> None:
         node.assert_same()
 
 
+def test_few_replaced_objects_wait_at_a_time_where_room_is_bounded() -> None:
+    """The loss: a log that is merged at once is there twice for an hour. The rest is merged when the first went."""
+    clock = ManualClock()
+    with shipped(new_store(clock), rounds=12, clock=clock) as node:
+        compaction, before = node.engine._upkeep.compaction(), len(node.view.descriptors())
+        waiting, replaced = list[int](), list[int]()
+        for _ in range(40):
+            report = compaction.compact(3600, 20_000)
+            waiting.append(report.waiting_bytes)
+            replaced.append(report.replaced_objects)
+            clock.advance(2000)
+        assert 0 < max(waiting) <= 20_000
+        assert sum(size > 0 for size in replaced) > 3, replaced
+        assert replaced[-1] == waiting[-1] == 0, "all of it is merged some time"
+        assert len(node.view.descriptors()) < before / 2
+        assert_contiguous(node.view)
+        node.assert_same(sorted(node.model.states)[::19])
+
+
 def test_a_reader_that_knows_the_old_objects_finds_the_new_one() -> None:
     """Descriptors were remembered before the compaction, and the objects are gone."""
     with shipped(new_store()) as node:

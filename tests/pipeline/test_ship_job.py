@@ -16,6 +16,7 @@ from tidelog.cold.settings import TierSettings
 from tidelog.cold.upload import Piece, UploadPlan, plan_upload
 from tidelog.errors import ConflictError, InputError, LockedError, NotFoundError, NotSupportedError
 from tidelog.pipeline.address import Root, find_root
+from tidelog.pipeline.jobs import ship as ship_job
 from tidelog.pipeline.jobs.gc import apply_gc, plan_gc
 from tidelog.pipeline.jobs.job import Progress
 from tidelog.pipeline.jobs.ship import SendWork, send_object, ship
@@ -38,6 +39,12 @@ def root(tmp_path: Path) -> Root:
     with tidelog.open(tmp_path / "data", store=(tmp_path / "store").as_uri(), ship_max_delay_seconds=3600):
         pass  # it remembers its store
     return find_root(tmp_path / "data", **SMALL)
+
+
+@pytest.fixture(autouse=True)
+def workers_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small the objects are."""
+    monkeypatch.setattr(ship_job, "_LEAST_TASK_BYTES", 0)
 
 
 def contents(root: Root) -> dict[str, list[tuple[int, bytes]]]:
@@ -64,6 +71,20 @@ def test_all_backlogs_are_shipped_and_proven(spark: SparkSession, root: Root) ->
     assert contents(root) == before
     again = ship(spark, root)
     assert (sum(one.objects for one in again.topics), again.reconciliations, again.is_good) == (0, (), True)
+
+
+def test_small_objects_are_sent_without_a_task(
+    spark: SparkSession, root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To start one takes longer; they are checked, read back and proven all the same."""
+    monkeypatch.setattr(ship_job, "_LEAST_TASK_BYTES", 1 << 20)
+    monkeypatch.setattr(ship_job, "run_on_workers", lambda *_: pytest.fail("a task was started"))
+    before = contents(root)
+    report = ship(spark, root)
+    assert report.is_good
+    assert [one.came_out.messages for one in report.reconciliations if one.came_out] == [100, 101, 102, 103]
+    assert all(one.came_out == one.went_in for one in report.reconciliations)
+    assert contents(root) == before
 
 
 def test_what_a_killed_run_has_sent_is_sent_again_and_goes(spark: SparkSession, root: Root) -> None:

@@ -37,6 +37,29 @@ for _ in range(20):
 print(faults() - before if is_told else 0)
 """
 
+# Runs a function that loads a module, as a task does, and says how many objects a collection after it still looks at.
+_LOADING = """
+import gc
+from tidelog.pipeline.tasks import _Tuned
+def load(batches):
+    import asyncio, email.mime.text, unittest.mock
+    yield from batches
+kept = len(gc.get_objects())
+assert list(_Tuned(load)(iter([1, 2]))) == [1, 2]
+frozen = gc.get_freeze_count()
+assert list(_Tuned(load)(iter([]))) == []
+print(kept, len(gc.get_objects()), frozen, gc.get_freeze_count())
+"""
+
+
+def test_collections_after_tasks_do_not_look_at_what_is_loaded() -> None:
+    """Modules that a task has loaded are left out once the task is done; a task that loads nothing changes nothing."""
+    program = subprocess.run([sys.executable, "-c", _LOADING], capture_output=True, text=True, check=True)
+    before, after, frozen, frozen_later = map(int, program.stdout.split())
+    assert frozen > before
+    assert after < before / 20
+    assert frozen_later <= frozen
+
 
 def test_the_kernel_reads_ahead_in_directories_and_threads_in_stores() -> None:
     """Who fetches ahead follows from the kind of store."""

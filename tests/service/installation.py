@@ -56,7 +56,12 @@ class HandPlacement:
         return None if number is None else self._installation.addresses.get(number)
 
     def topics(self) -> Mapping[TopicName, TopicFacts]:
-        return self._installation.topics
+        unheard = self._installation.unheard
+        return {name: facts for name, facts in self._installation.topics.items() if (self.node_id, name) not in unheard}
+
+    async def hear_of(self, name: TopicName) -> None:
+        self._installation.unheard.discard((self.node_id, name))
+        self._installation._changed()
 
     async def create(self, name: TopicName, partitions: int, settings: Mapping[str, object]) -> TopicFacts:
         return await self._installation.create(name, partitions, settings)
@@ -81,6 +86,8 @@ class Installation:
         self.owners: dict[tuple[TopicName, int], int] = {}
         self.slots: dict[int, int] = {}
         self.topics: dict[TopicName, TopicFacts] = {}
+        self.unheard: set[tuple[int, TopicName]] = set()
+        """Topics that a node does not know before it asks for them."""
         self.callbacks: list[Callable[[], None]] = []
         self._turns = itertools.count()
         self._clients: list[Client] = []

@@ -27,7 +27,7 @@ from tidelog.service.kafka.error_codes import ErrorCode
 from tidelog.service.kafka.transactions.producer_state import StoredProducers
 from tidelog.service.node import Node
 from tidelog.service.placement import SLOTS, Alone, slot_of
-from tidelog.topics.names import parse_topic_name
+from tidelog.topics.names import TopicName, parse_topic_name
 
 LIST_OFFSETS, CREATE_TOPICS, DELETE_TOPICS, OFFSET_FOR_LEADER_EPOCH = 2, 19, 20, 23
 DESCRIBE_CONFIGS, CREATE_PARTITIONS, INCREMENTAL_ALTER_CONFIGS, DESCRIBE_CLUSTER = 32, 37, 44, 60
@@ -109,6 +109,40 @@ def test_every_node_lists_all_nodes_and_leaders(tmp_path: Path) -> None:
                     number, DESCRIBE_TOPIC_PARTITIONS, 0, module.DescribeTopicPartitionsRequest(topics=asked)
                 )
                 assert [one.leader_id for one in described.topics[0].partitions] == [1, 2, 3, 1, 2, 3]
+
+    run(work())
+
+
+def test_a_node_that_has_not_heard_of_a_topic_looks_for_it(tmp_path: Path) -> None:
+    """Another node created it a moment ago. Where it cannot look, it does not say that there is none."""
+
+    async def work() -> None:
+        async with installed(tmp_path, auto_create_topics=False) as nodes:
+            name = parse_topic_name(TOPIC)
+
+            def forget() -> None:
+                nodes.unheard.add((2, name))
+                nodes._changed()
+
+            forget()
+            await created(nodes, 1)
+            (found,) = (await metadata(nodes, 2)).topics
+            assert (found.error_code, len(found.partitions)) == (ErrorCode.NONE, 1)
+            forget()
+            module = wire(DESCRIBE_CONFIGS)
+            asked = module.DescribeConfigsRequest(
+                resources=[module.DescribeConfigsRequestResource(2, "shop.orders", None)]
+            )
+            (described,) = (await nodes.call(2, DESCRIBE_CONFIGS, 4, asked)).results
+            assert described.error_code == ErrorCode.NONE
+            forget()
+
+            async def fails(name: Any) -> None:
+                raise StoreUnavailableError("away")
+
+            nodes.nodes[2].placement.hear_of = fails  # type: ignore[method-assign]
+            (found,) = (await metadata(nodes, 2)).topics
+            assert found.error_code == ErrorCode.LEADER_NOT_AVAILABLE
 
     run(work())
 
@@ -289,5 +323,32 @@ def test_configs_of_any_node_reach_the_owner(tmp_path: Path) -> None:
             async with asyncio.timeout(WAIT_SECONDS):
                 while (await append(nodes, 1, b"x" * 500))[0] != ErrorCode.MESSAGE_TOO_LARGE:
                     await asyncio.sleep(0.05)
+
+    run(work())
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_settings_are_changed_before_the_owners_have_opened_the_topic(tmp_path: Path, partitions: int) -> None:
+    """What it was created with stays, and what was changed counts when it is opened."""
+
+    async def work() -> None:
+        async with installed(tmp_path) as nodes:
+            opening = nodes._assign
+            nodes._assign = later  # type: ignore[method-assign]
+            facts = await nodes.create(parse_topic_name(TOPIC), partitions, {"retention_seconds": 50})
+            nodes._changed()
+            broker = nodes.nodes[2]._broker
+            served = broker.find(parse_topic_name(TOPIC))
+            assert served is not None
+            await broker.change_settings(served, {"ship_max_delay_seconds": 3600})
+            await opening(parse_topic_name(TOPIC), 0, facts.partitions)
+            for node in nodes.nodes.values():
+                for log in node._broker.topics()[0].open.values():
+                    assert log.topic._tiered is not None
+                    settings = log.topic._tiered.settings
+                    assert (settings.retention_seconds, settings.ship_max_delay_seconds) == (50, 3600)
+
+    async def later(name: TopicName, first: int, stop: int) -> None:
+        """Nobody opens it yet."""
 
     run(work())

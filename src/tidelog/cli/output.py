@@ -229,9 +229,9 @@ def _rounded(value: float) -> str:
     return f"{value:,.{decimals}f}"
 
 
-def counted(count: int, noun: str) -> str:
-    """`1 file`, `2 files`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """`1 file`, `2 files`; with a plural that is not `noun` and s, `2 entries`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or noun + 's'}"
 
 
 def human_bytes(count: float) -> str:

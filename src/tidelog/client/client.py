@@ -20,7 +20,8 @@ from typing import Any, Unpack, overload
 from tidelog.client.bridge import Bridge, both
 from tidelog.client.engine import RemoteEngine
 from tidelog.client.local_socket import socket_of
-from tidelog.client.topic import Link, RemotePartitionedTopic, RemoteTopic, TopicState
+from tidelog.client.tail import TopicState
+from tidelog.client.topic import Link, RemotePartitionedTopic, RemoteTopic
 from tidelog.client.transport import Http, parse_server, path_of
 from tidelog.cold.settings import TierOptions
 from tidelog.config.load import TLS_CA_VARIABLE, TOKEN_VARIABLE

@@ -29,7 +29,7 @@ import msgspec
 from tidelog.client.bridge import Bridge, both
 from tidelog.client.local_socket import short_path
 from tidelog.client.reading import Positions, position_text
-from tidelog.client.transport import Answer, Http, Problem, Server, error_of, unreachable, websockets_client
+from tidelog.client.transport import Answer, Http, LostError, Problem, Server, error_of, unreachable, websockets_client
 from tidelog.client.wire import PackedMessage, delivered, encode
 from tidelog.clock import jittered
 from tidelog.codec import JSON_ERRORS
@@ -243,8 +243,18 @@ class RemoteConsumer(Consumer):
             try:
                 return await self._connect_to(at)
             except _SentOnError as error:
-                at, _ = await self._http.node_at(error.location, at)
+                at, _ = await self._node_at(error.location, at)
+            except ServerUnavailableError:
+                self._http.pass_over(at)
+                raise
         raise ServerUnavailableError("nodes send the consumer to each other", hint="Try again in a moment")
+
+    async def _node_at(self, location: str, said_by: Http) -> tuple[Http, str]:
+        try:
+            return await self._http.node_at(location, said_by)
+        except (LostError, OSError, TimeoutError) as error:
+            self._http.pass_over(said_by)
+            raise unreachable(error, said_by.server) from None
 
     async def _connect_to(self, http: Http) -> Any:
         """A WebSocket of which the server has said that the consumer is subscribed."""

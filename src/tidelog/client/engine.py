@@ -12,7 +12,8 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+import io
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -36,11 +37,13 @@ from tidelog.engine.entry import (
     StoredObject,
     Tier,
     VersionInfo,
+    pieces_of,
 )
 from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedError
 from tidelog.findings import VerifyReport
 
 _PAGE = 1000
+_PIECE_BYTES = 4 << 20
 _Kind = TypeVar("_Kind")
 
 
@@ -118,6 +121,54 @@ class _Scan:
         return found.objects
 
 
+class _RawRemote(io.RawIOBase):
+    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
+        self._read = read
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        found = self._read(self._at, min(len(view), _PIECE_BYTES)) if self._at < self._size else b""
+        view[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        at = offset + (0, self._at, self._size)[whence]
+        if at < 0:
+            raise InputError(f"byte {at} is before the beginning of the object")
+        self._at = at
+        return at
+
+    def tell(self) -> int:
+        return self._at
+
+
+class RemoteObject(io.BufferedReader):
+    """An object of a server that is read like a file, with its `size`, `metadata`, `seq` and `tier`."""
+
+    def __init__(self, read: Callable[[int, int], bytes], found: ObjectStat) -> None:
+        super().__init__(_RawRemote(read, found.size), _PIECE_BYTES)
+        self.size = found.size
+        self.metadata = found.metadata
+        self.seq = found.seq
+        self.tier = found.tier
+
+
+async def _pieces(put: PutObject) -> AsyncIterator[bytes]:
+    """The data of a stream, which another thread reads: it may block."""
+    given = pieces_of(put.data)
+    while (piece := await asyncio.to_thread(next, given, None)) is not None:
+        yield bytes(piece)
+
+
 class RemoteEngine:
     """An engine of a server; `client.engine(name)` makes it. Entries are those of `tidelog.open_engine`'s."""
 
@@ -188,11 +239,32 @@ class RemoteEngine:
         given = [(seq, _sendable(entry)) for seq, entry in entries]
         if not given:
             return []
+        streams = [entry for _, entry in given if isinstance(entry, PutObject) and not isinstance(entry.data, bytes)]
+        if streams:
+            return [await self._put_stream(given[0][0], streams[0], len(given))]
         seen_seq = min(self._seen_seq, given[0][0] - 1)  # what is applied again goes back on purpose
         body = {"entries": [{"seq": seq, "entry": entry} for seq, entry in given], "seen_seq": max(0, seen_seq)}
         found: _Applied = await self._http.json("POST", f"{self._path}/apply", body, kind=_Applied)
         self._seen_seq = found.applied_seq
         return found.results
+
+    async def _put_stream(self, seq: int, put: PutObject, entries: int) -> Result:
+        """Data from a file object or an iterator is sent as it comes: it is not held in memory, nor sent again."""
+        if entries > 1:
+            raise NotSupportedError("data from a stream is applied alone", hint="Use `apply`, or pass bytes")
+        await self._marks()  # whoever serves the engine is known then
+        query = {
+            "seq": seq,
+            "metadata": msgspec.json.encode(put.metadata).decode(),
+            "if_absent": put.if_absent,
+            "if_match": put.if_match,
+            "if_match_crc": put.if_match_crc,
+            "seen_seq": max(0, min(self._seen_seq, seq - 1)),
+        }
+        answer = await self._http.upload(self._object(put.bucket, put.key), query, _pieces(put), self._path)
+        found: Result = answer.json(Result)
+        self._seen_seq = max(self._seen_seq, seq)
+        return found
 
     apply, apply_async = both(_apply)
     apply_many, apply_many_async = both(_apply_many)
@@ -234,6 +306,21 @@ class RemoteEngine:
         found = await self._http.json("GET", f"{self._object(bucket, key)}/stat", query={"seq": seq}, kind=_Stat)
         tier: Tier = "hot" if found.tier == "hot" else "cold"
         return ObjectStat(found.size, found.metadata, found.seq, tier, found.crc)
+
+    def open_object(self, bucket: str, key: str, seq: int | None = None) -> RemoteObject:
+        """Opens an object as of a seq as a file object: buffered, seekable, read by pieces. It has `size`, `metadata`,
+        `seq` and `tier`, and shows this version as long as the engine keeps it.
+        """
+        found = self.stat(bucket, key, seq)
+
+        def read(offset: int, length: int) -> bytes:
+            return self.read(bucket, key, found.seq, offset=offset, length=length).data
+
+        return RemoteObject(read, found)
+
+    async def open_object_async(self, bucket: str, key: str, seq: int | None = None) -> RemoteObject:
+        """Like `open_object`, without blocking the event loop. Its own calls block."""
+        return await asyncio.to_thread(self.open_object, bucket, key, seq)
 
     read, read_async = both(_read)
     stat, stat_async = both(_stat)
@@ -419,6 +506,8 @@ def _scanned(one: _Item) -> ScannedObject:
 def _sendable(entry: Entry) -> Entry:
     """The entry, if JSON can carry it."""
     for one in entry.entries if isinstance(entry, Batch) else (entry,):
+        if isinstance(entry, Batch) and isinstance(one, PutObject) and not isinstance(one.data, bytes):
+            raise NotSupportedError("data from a stream cannot be sent in a batch", hint="Put it alone, or pass bytes")
         if isinstance(one, PutObject) and any(isinstance(value, bytes) for value in one.metadata.values()):
             raise NotSupportedError(
                 "values of metadata that are bytes cannot be sent to a server", hint="Encode them as text first"

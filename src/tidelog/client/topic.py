@@ -21,6 +21,7 @@ from tidelog.client.bridge import Bridge, both, waited
 from tidelog.client.consumer import RemoteConsumer
 from tidelog.client.producer import Appender, Appends, RemoteProducer, Sending, new_name, sends_one, sends_several
 from tidelog.client.reading import AnyReader, Positions, Reader, SpreadReader, Wanted, read, read_async
+from tidelog.client.tail import PartitionState, TopicState, described
 from tidelog.client.transport import Http, operate, path_of
 from tidelog.client.wire import Appendable, checked, checked_several
 from tidelog.errors import InputError, NotFoundError
@@ -41,9 +42,6 @@ from tidelog.topics.producer.registry import check_name
 from tidelog.topics.subscription.feed import Filter
 from tidelog.topics.subscription.options import Kind, SubscribeOptions
 
-_OF_THE_STORE = -1
-"""The epoch of a partition of which only the store was asked."""
-
 
 class Link:
     """What the objects of one client share."""
@@ -52,30 +50,6 @@ class Link:
         self.bridge = bridge
         self.http = http
         self.prefetch = prefetch
-
-
-class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a partition stands, as the server says."""
-
-    partition: int
-    start_offset: int
-    hot_start_offset: int
-    shipped_offset: int
-    durable_offset: int
-    next_offset: int
-    last_stable_offset: int
-    epoch: int = 0
-    node: str | None = None
-
-
-class TopicState(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic, as the server describes it."""
-
-    name: str
-    partitions: list[PartitionState]
-    settings: dict[str, Any] = {}
-    effective_settings: dict[str, Any] = {}
-    is_placed: bool = False
 
 
 def _statistics_of(name: str, stand: PartitionState) -> TopicStatistics:
@@ -119,19 +93,7 @@ class _Topic:
     # Where it stands
 
     async def _state(self) -> TopicState:
-        found: TopicState = await self._http.json("GET", self._path, kind=TopicState)
-        if all(one.epoch != _OF_THE_STORE for one in found.partitions):
-            return found
-        stands = await asyncio.gather(*(self._stand_of(one) for one in found.partitions))
-        return msgspec.structs.replace(found, partitions=stands)
-
-    async def _stand_of(self, known: PartitionState) -> PartitionState:
-        """As the node says that serves it, where that did not answer before."""
-        if known.epoch != _OF_THE_STORE:
-            return known
-        query = {"partition": known.partition}
-        found: TopicState = await self._http.json("GET", self._path, query=query, kind=TopicState)
-        return found.partitions[known.partition]
+        return await described(self._http, self._path)
 
     async def _flush(self) -> None:
         """Returns once everything that the server has accepted so far is on its disk."""

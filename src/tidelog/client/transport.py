@@ -10,8 +10,8 @@ Invariants
 - An answer is at most `MAX_ANSWER_BYTES` long.
 - A server that has nodes beside it sends requests on to them (307). The token goes to nodes that a server which has it
   already lists as its own (`GET /v1/nodes`), to no other host, and never without TLS from one with it. Where a
-  request was sent on is remembered, until that node does not answer. When the first server is gone, the others are
-  asked.
+  request was sent on is remembered, until that node does not answer. The others are asked when the first server is
+  gone: a server is asked for its nodes with the first answer, and again when something failed or time has passed.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ _READ_BYTES = 1 << 16
 _SENT_ON = 307
 _MAX_HOPS = 5
 _MAX_NODES = 100
+_LEARN_SECONDS = 60.0
 _WAITING: dict[str, Any] = {"waits": True, "timeout": 3 * _OPERATION_SECONDS, "attempt": 2 * _OPERATION_SECONDS}
 _MISSING = "tidelog.connect needs the packages of the extra `client`"
 _HINT = "Install them: pip install 'tidelog[client]'"
@@ -293,6 +294,14 @@ class _Connection(asyncio.Protocol):
         self._answer: asyncio.Future[Answer] | None = None
         self.is_usable = False
         self.is_fresh = True
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
@@ -316,6 +325,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_usable = False
+        self._may_write.set()
         self._fail(LostError(str(error or "the connection was closed")))
 
     def _fail(self, error: Exception) -> None:
@@ -340,6 +350,27 @@ class _Connection(asyncio.Protocol):
             if not is_whole:
                 self._answer = None
                 self.close()
+
+    async def upload(self, head: bytes, pieces: AsyncIterator[bytes]) -> Answer:
+        """The answer to a request whose body is sent as it comes, and which may be answered before its end."""
+        assert self._transport is not None
+        self._parser = AnswerParser(self._make_parser)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._answer = answer
+        try:
+            self._transport.write(head)
+            async for piece in pieces:
+                if answer.done():
+                    break
+                if piece:
+                    self._transport.writelines((b"%x\r\n" % len(piece), piece, b"\r\n"))
+                await self._may_write.wait()
+            else:
+                self._transport.write(b"0\r\n\r\n")
+            return await answer
+        finally:
+            self._answer = None
+            self.close()  # it may have been answered before all was sent
 
     def close(self) -> None:
         self.is_usable = False
@@ -469,6 +500,9 @@ class Http:
         self._others: dict[str, Http] = {}
         self._sent_on: dict[About, Http] = {}
         self._first: Http = self
+        self._learn_at = 0.0
+        """When the nodes are asked for again, in the time of the loop."""
+        self._learning: asyncio.Task[None] | None = None
         self._max_connections = max_connections
         self._room = asyncio.Semaphore(max_connections)
         self._opening_seconds = min(timeout_seconds, _OPENING_SECONDS)
@@ -564,6 +598,7 @@ class Http:
         for _ in range(_MAX_HOPS):
             addressed = head if at is self and not target else at.readdressed(head, target)
             answer = await at._once(addressed, body, seconds, waits)
+            self._learn_soon(at)
             if answer.status != _SENT_ON:
                 return answer
             at, target = await self.node_at(answer.headers.get("x-tidelog-location", ""), at)
@@ -590,8 +625,16 @@ class Http:
         if known is None:
             if not await self._is_node(server, said_by):
                 raise _odd("it sends requests on to a server that is none of its nodes")
+            known = self._other(server)
+        return known, parts.path + (f"?{parts.query}" if parts.query else "")
+
+    def _other(self, server: Server) -> Http:
+        """A node beside this one; it may have what this one has."""
+        known = self._others.get(server.url)
+        if known is None:
             if len(self._others) >= _MAX_NODES:
                 self._sent_on.clear()
+                self._first = self
                 self._others.pop(next(iter(self._others))).close()
             known = self._others[server.url] = Http(
                 server,
@@ -601,7 +644,30 @@ class Http:
                 max_connections=self._max_connections,
                 further=self._further,
             )
-        return known, parts.path + (f"?{parts.query}" if parts.query else "")
+        return known
+
+    def _learn_soon(self, at: Http) -> None:
+        """Asks a node that answers for the others, so that they can be asked when it does not any more."""
+        server, now = self.server, asyncio.get_running_loop().time()
+        is_one_of_many = self._may_follow is None and server.socket_path is None and not server.base
+        if is_one_of_many and now >= self._learn_at and (self._learning is None or self._learning.done()):
+            self._learn_at = now + _LEARN_SECONDS
+            self._learning = asyncio.ensure_future(self._learn(at))
+
+    async def _learn(self, at: Http) -> None:
+        with contextlib.suppress(LostError, OSError, TidelogError):  # it is asked again later
+            listed = await self._listed(at)
+            for server in listed if len(listed) > 1 else ():  # one alone is this one, by whatever name
+                if not server.is_same(self.server) and (server.is_tls or not self.server.is_tls):
+                    self._other(server)
+
+    async def _listed(self, said_by: Http) -> list[Server]:
+        """What a server lists as its nodes."""
+        head = said_by.head("GET", path_of("nodes"), None, b"", "", "application/json")
+        answer = await said_by._once(head, b"", self._opening_seconds, False)
+        if not answer.is_success:
+            raise error_of(answer)
+        return [parse_server(one.http) for one in answer.json(_Nodes).nodes if one.http][:_MAX_NODES]
 
     async def _is_node(self, server: Server, said_by: Http) -> bool:
         """Whether a server may have what this one has."""
@@ -609,20 +675,37 @@ class Http:
             return self._may_follow(server)
         if self._token is None:
             return True
-        head = said_by.head("GET", path_of("nodes"), None, b"", "", "application/json")
-        answer = await said_by._once(head, b"", self._opening_seconds, False)
-        if not answer.is_success:
-            raise error_of(answer)
-        listed = [parse_server(one.http) for one in answer.json(_Nodes).nodes]
-        return any(server.is_same(one) for one in (self.server, *listed))
+        return any(server.is_same(one) for one in (self.server, *await self._listed(said_by)))
 
     def _failed(self, about: About) -> Http:
         """The node that has not answered: the next try is at the first one, or at another when that is gone."""
         failed = self._sent_on.pop(about, self._first)
+        self.pass_over(failed)
+        return failed
+
+    def pass_over(self, failed: Http) -> None:
+        """A node that does not answer is not asked first any more."""
+        self._learn_at = 0.0
         if failed is self._first and self._others:
             everybody = [self, *self._others.values()]
-            self._first = everybody[(everybody.index(failed) + 1) % len(everybody)]
-        return failed
+            at = everybody.index(failed) + 1 if failed in everybody else 0
+            self._first = everybody[at % len(everybody)]
+
+    async def upload(self, path: str, query: Mapping[str, object], pieces: AsyncIterator[bytes], known: str) -> Answer:
+        """PUTs a body that is read once, so that it is not tried again; raises what a refusal stands for. It goes to
+        the node that was last asked for the path `known`.
+        """
+        at = self.at((known, None, False))
+        head = at.head("PUT", path, query, b"", "", "application/json", {"transfer-encoding": "chunked"})
+        head = head.replace(b"content-length: 0\r\n", b"content-type: application/octet-stream\r\n", 1)
+        try:
+            async with at._room:
+                answer = await (await at._connect()).upload(head, pieces)
+        except (LostError, OSError, TimeoutError) as error:
+            raise unreachable(error, at.server) from None
+        if not answer.is_success:
+            raise error_of(answer)
+        return answer
 
     async def json(self, method: str, path: str, document: object = None, kind: Any = Any, **options: Any) -> Any:
         """The document of an answer; None where there is none."""
@@ -698,6 +781,8 @@ class Http:
             return made
 
     def close(self) -> None:
+        if self._learning is not None:
+            self._learning.cancel()
         for other in self._others.values():
             other.close()
         for connection in self._free:

@@ -66,52 +66,6 @@ class Leader(msgspec.Struct, frozen=True, kw_only=True):
     since_us: int
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is done for something, a second."""
-
-    bytes_in: float = 0.0
-    bytes_out: float = 0.0
-    messages_in: float = 0.0
-    messages_out: float = 0.0
-
-
-class Unshipped(msgspec.Struct, frozen=True, kw_only=True):
-    """What is only on the disk of a node: that much would be missing if it died for good."""
-
-    messages: int
-    bytes: int
-    seconds: float
-    """How old the oldest of it is."""
-
-
-class NodeLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a node has to do."""
-
-    node: str
-    at_us: int
-    total: Load = Load()
-    cpu: float = 0.0
-    """Cores in use."""
-    memory_bytes: int = 0
-    disk_free_bytes: int = 0
-    cold_reads: int = 0
-    """Reads of the store under way."""
-    open: int = 0
-    """Partitions that are open."""
-    opening: int = 0
-    """Those that are assigned to it and not open yet."""
-    releasing: int = 0
-    """Those that it still has and that are not assigned to it any more."""
-    partitions: dict[str, Load] = {}
-    """Of the busiest partitions, `namespace/topic/number`."""
-    unshipped: dict[str, Unshipped] = {}
-    """By topic."""
-    engines: int = 0
-    """Engines that are open."""
-    unshipped_engines: dict[str, Unshipped] = {}
-    """By engine: entries that the orchestrator applies again if the node dies."""
-
-
 class TopicPlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who serves the partitions of a topic: a node for each, or NOBODY."""
 

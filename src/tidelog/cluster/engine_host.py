@@ -26,7 +26,7 @@ from pathlib import Path
 
 import msgspec
 
-from tidelog.cluster.documents import EngineArguments, Unshipped
+from tidelog.cluster.documents import EngineArguments
 from tidelog.cold.ownership import read_local_claim
 from tidelog.config import EngineConfig
 from tidelog.engine.cold.shipping import Shipping
@@ -37,6 +37,7 @@ from tidelog.engine.restoring import RestoringEngine
 from tidelog.engine_wiring import open_engine_at, restore_lazily_at
 from tidelog.errors import FencedError, NotFoundError, ReopenError, TidelogError
 from tidelog.files import Files, LocalFiles
+from tidelog.service.cluster_control import Unshipped
 from tidelog.service.http.service import Service
 from tidelog.store.metadata.open import BUCKET
 from tidelog.store.scheduler import in_store_thread

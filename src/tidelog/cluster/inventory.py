@@ -18,7 +18,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Set
 from typing import NamedTuple
 
-from tidelog.cluster.documents import NOBODY, ClusterSettings, Load, NodeLoad, TopicPlacement
+from tidelog.cluster.documents import NOBODY, ClusterSettings, TopicPlacement
+from tidelog.service.cluster_control import Load, NodeLoad
 from tidelog.topics.names import TopicName
 
 WEIGHT_UNIT = 1_000_000

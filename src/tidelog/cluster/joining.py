@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tidelog.clock import Clock
 from tidelog.cluster.agent import engine_piece
-from tidelog.cluster.documents import EngineArguments, Load, NodeLoad, Unshipped
+from tidelog.cluster.documents import EngineArguments
 from tidelog.cluster.engine_host import ClusterEngines, Place
 from tidelog.cluster.inventory import load_key
 from tidelog.cluster.leader import TopicSeen
@@ -29,6 +29,9 @@ from tidelog.cluster.runtime import Cluster
 from tidelog.cold.ownership import Ownership
 from tidelog.config import EngineConfig
 from tidelog.errors import ConfigError, FencedError, NotFoundError, TidelogError
+from tidelog.log.settings import LogStatistics
+from tidelog.service.cluster_control import Load, NodeLoad, NodeTail, Unshipped
+from tidelog.service.kafka.partitions import Partition
 from tidelog.service.metrics import Exposition
 from tidelog.service.node import Listening, Node
 from tidelog.store.keys import ClusterKeys, is_part
@@ -190,9 +193,18 @@ def known_topics(directory: LogDirectory) -> dict[TopicName, TopicSeen]:
     return found
 
 
+class _Counts(NamedTuple):
+    """What a partition has done since it was opened."""
+
+    bytes_in: int
+    bytes_out: int
+    messages_in: int
+    messages_out: int
+
+
 class _Sample(NamedTuple):
     at: float
-    counts: Mapping[str, tuple[int, int]]
+    counts: Mapping[str, _Counts]
     received_bytes: int
     sent_bytes: int
     cpu_seconds: float
@@ -211,51 +223,48 @@ class LoadMeter:
         self._seconds: dict[str, float] = {}
         self._total = Load()
         self._cpu = 0.0
-        self.unshipped: dict[str, Unshipped] = {}
-        """What was only on this disk at the last measurement, by topic."""
-        self.unshipped_engines: dict[str, Unshipped] = {}
-        """The same by engine."""
+        self.tail = NodeTail(at_us=0)
+        """What was only on this disk at the last measurement."""
 
-    def measure(self) -> NodeLoad:
+    def measure(self) -> tuple[NodeLoad, NodeTail]:
         """In a thread."""
         opened = self._opened()
-        statistics = {key: found for key, topic in opened.items() if (found := _statistics(topic)) is not None}
-        self._take(statistics)
-        self.unshipped = unshipped_of(statistics)
-        self.unshipped_engines = self._engines.unshipped()
+        statistics = {key: found for key, one in opened.items() if (found := _statistics(one.topic)) is not None}
+        self._take({key: _counts(opened[key], one, one.log) for key, one in statistics.items() if one.log is not None})
+        now_us = self._clock.now_us()
+        self.tail = NodeTail(at_us=now_us, topics=unshipped_of(statistics), engines=self._engines.unshipped())
         agent = self._cluster.agent
-        busy = sorted(self._rates.items(), key=lambda each: -each[1].bytes_in)[:_MAX_PARTITIONS]
-        return NodeLoad(
+        busy = sorted(self._rates.items(), key=lambda each: -_bytes(each[1]))[:_MAX_PARTITIONS]
+        load = NodeLoad(
             node=self._cluster.member.name,
-            at_us=self._clock.now_us(),
+            at_us=now_us,
             total=self._total,
             cpu=round(self._cpu, 3),
             memory_bytes=_resident_bytes(),
             disk_free_bytes=shutil.disk_usage(self._node.http.broker.directory.root).free,
-            cold_reads=self._node.http.broker.read_counts.store,
+            cold_reads=self._node.http.broker.cold_reads_under_way,
             open=len(opened),
             opening=0 if agent is None else agent.opening,
             releasing=0 if agent is None else agent.releasing,
-            partitions={key: load for key, load in busy if load.bytes_in >= _QUIET_BYTES},
-            unshipped=self.unshipped,
+            partitions={key: load for key, load in busy if _bytes(load) >= _QUIET_BYTES},
             engines=len(self._engines.names()),
-            unshipped_engines=self.unshipped_engines,
         )
+        return load, self.tail
 
-    def _opened(self) -> dict[str, Topic]:
+    def _opened(self) -> dict[str, Partition]:
         return {
-            load_key(served.name, number): partition.topic
+            load_key(served.name, number): partition
             for served in self._node.http.broker.topics()
             for number, partition in list(served.open.items())
             if partition.is_open
         }
 
-    def _take(self, statistics: Mapping[str, TopicStatistics]) -> None:
+    def _take(self, counts: Mapping[str, _Counts]) -> None:
         node = self._node.load()
         usage = resource.getrusage(resource.RUSAGE_SELF)
         sample = _Sample(
             self._clock.monotonic(),
-            {key: (one.log.written_bytes, one.next_offset) for key, one in statistics.items() if one.log is not None},
+            counts,
             node.received_bytes,
             node.sent_bytes,
             usage.ru_utime + usage.ru_stime,
@@ -266,21 +275,24 @@ class LoadMeter:
         seconds = sample.at - last.at
         part = min(1.0, seconds / _SMOOTHED_SECONDS)
         rates, measured = {}, {}
-        for key, (written, offset) in sample.counts.items():
+        for key, now in sample.counts.items():
             before = last.counts.get(key)
             if before is None:
                 continue  # it has come since
             known = self._rates.get(key, Load())
             measured[key] = max(seconds, min(self._seconds.get(key, 0.0) + seconds, _SMOOTHED_SECONDS))
             rates[key] = Load(
-                bytes_in=_smoothed(known.bytes_in, (written - before[0]) / seconds, seconds / measured[key]),
-                messages_in=_smoothed(known.messages_in, (offset - before[1]) / seconds, seconds / measured[key]),
+                **{
+                    name: _smoothed(getattr(known, name), (after - earlier) / seconds, seconds / measured[key])
+                    for name, after, earlier in zip(_Counts._fields, now, before, strict=True)
+                }
             )
         self._rates, self._seconds = rates, measured
         self._total = Load(
             bytes_in=_smoothed(self._total.bytes_in, (node.received_bytes - last.received_bytes) / seconds, part),
             bytes_out=_smoothed(self._total.bytes_out, (node.sent_bytes - last.sent_bytes) / seconds, part),
             messages_in=sum(load.messages_in for load in rates.values()),
+            messages_out=sum(load.messages_out for load in rates.values()),
         )
         self._cpu = _smoothed(self._cpu, (sample.cpu_seconds - last.cpu_seconds) / seconds, part)
 
@@ -289,7 +301,7 @@ def write_metrics(exposition: Exposition, cluster: Cluster, meter: LoadMeter) ->
     """The cluster as this node sees it."""
     state, member, agent = cluster.state, cluster.member, cluster.agent
     owners = [node for placement in state.topics.values() for node in placement.partitions]
-    lost = meter.unshipped.values()
+    lost = meter.tail.topics.values()
     values = {
         "nodes": len(state.nodes),
         "alive": int(member.is_alive),
@@ -307,7 +319,7 @@ def write_metrics(exposition: Exposition, cluster: Cluster, meter: LoadMeter) ->
         "unshipped_seconds": max((one.seconds for one in lost), default=0.0),
         "assigned_engines": sum(one.node == member.name for one in state.engines.values()),
         "unassigned_engines": sum(one.node not in state.nodes for one in state.engines.values()),
-        "unshipped_entries": sum(one.messages for one in meter.unshipped_engines.values()),
+        "unshipped_entries": sum(one.messages for one in meter.tail.engines.values()),
     }
     for name, value in values.items():
         exposition.add(f"tidelog_cluster_{name}", value)
@@ -315,6 +327,16 @@ def write_metrics(exposition: Exposition, cluster: Cluster, meter: LoadMeter) ->
 
 def _smoothed(known: float, now: float, part: float) -> float:
     return round(known + (max(0.0, now) - known) * part, 3)
+
+
+def _bytes(load: Load) -> float:
+    return load.bytes_in + load.bytes_out
+
+
+def _counts(partition: Partition, statistics: TopicStatistics, log: LogStatistics) -> _Counts:
+    delivered = sum(one.delivered for one in statistics.subscriptions)  # their bytes are not counted
+    reader = partition.reader
+    return _Counts(log.written_bytes, reader.sent_bytes, statistics.next_offset, reader.sent_messages + delivered)
 
 
 def _statistics(topic: Topic) -> TopicStatistics | None:

@@ -29,7 +29,6 @@ from tidelog.cluster.documents import (
     Coordinators,
     Decision,
     Decisions,
-    NodeLoad,
     Request,
     TopicPlacement,
     decoded,
@@ -38,6 +37,7 @@ from tidelog.cluster.documents import (
 from tidelog.cluster.inventory import Inventory
 from tidelog.cluster.load_manager import HOUR_SECONDS, Candidate, Situation, plan
 from tidelog.errors import ConflictError
+from tidelog.service.cluster_control import NodeLoad
 from tidelog.store.document import encode_json
 from tidelog.store.keys import ClusterKeys
 from tidelog.store.metadata.base import Check, Delete, Entry, MetadataStore, Put, Write

@@ -38,11 +38,11 @@ from tidelog.cluster.documents import (
     Decision,
     DecisionKind,
     EnginePlacement,
-    Load,
     Request,
     TopicPlacement,
 )
 from tidelog.cluster.inventory import WEIGHT_UNIT, Inventory, Part, load_key
+from tidelog.service.cluster_control import Load
 from tidelog.topics.names import TopicName
 
 HOUR_SECONDS = 3600.0

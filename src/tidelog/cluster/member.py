@@ -2,7 +2,8 @@
 
 Invariants
 - A node has one lease. Its own document, its load and, if it leads, the leader's document hang on it, so that all of
-  them are gone when the node is.
+  them are gone when the node is. What is only on its disk is a document of its own, which stays: it says what is
+  missing while the node is dead.
 - `is_alive` turns false before anybody else sees the node gone: the lease is counted here from before it was asked for.
   What a node may do only while it is a member it does only while `is_alive`.
 - A lost lease is not renewed: the node joins again, under a new one. What was given to others meanwhile is theirs.
@@ -22,11 +23,12 @@ from typing import NamedTuple
 import msgspec
 
 from tidelog.clock import Clock
-from tidelog.cluster.documents import ClusterSettings, Leader, NodeId, NodeInfo, NodeLoad, decoded, is_too_old
+from tidelog.cluster.documents import ClusterSettings, Leader, NodeId, NodeInfo, decoded, is_too_old
 from tidelog.errors import ConfigError, ConflictError, HeldError, LeaseLostError, TidelogError
+from tidelog.service.cluster_control import NodeLoad, NodeTail
 from tidelog.store.document import encode_json, retried
 from tidelog.store.keys import ClusterKeys
-from tidelog.store.metadata.base import Check, Entry, Lease, MetadataStore, Put
+from tidelog.store.metadata.base import Check, Delete, Entry, Lease, MetadataStore, Put, Write
 
 _logger = logging.getLogger("tidelog.cluster")
 BEATS_A_LEASE = 3
@@ -67,6 +69,7 @@ class Member:
         self._guard = Lock()
         self._lease: Lease | None = None
         self._leader_version: str | None = None
+        self._may_have_tail = True
         self._started_us = clock.now_us()
 
     @property
@@ -169,11 +172,20 @@ class Member:
                 _logger.warning("%s was away from the cluster for longer than its lease, and joins again", self.name)
                 raise
 
-    def report(self, load: NodeLoad) -> None:
-        """Tells the load manager what this node has to do."""
+    def report(self, load: NodeLoad, tail: NodeTail) -> None:
+        """Says what this node has to do, and what is only on its disk."""
         with self._guard:
-            if self.is_alive:
-                self._metadata.commit([], [Put(self.keys.load(self.name), encode_json(load), self._lease)])
+            if not self.is_alive:
+                return
+            writes: list[Write] = [Put(self.keys.load(self.name), encode_json(load), self._lease)]
+            has_tail = bool(tail.topics or tail.engines)
+            if has_tail:
+                writes.append(Put(self.keys.tail(self.name), encode_json(tail)))
+            elif self._may_have_tail:
+                writes.append(Delete(self.keys.tail(self.name)))
+            self._may_have_tail = True  # if the answer is lost
+            self._metadata.commit([], writes)
+            self._may_have_tail = has_tail
 
     def begin_to_leave(self) -> None:
         """The load manager gives away what this node has. It is a member until `leave`."""
@@ -182,8 +194,12 @@ class Member:
             if self.is_alive:
                 self._metadata.commit([], [self._document()])
 
-    def leave(self) -> None:
-        """Others see it gone at once, or when the lease has run out."""
+    def leave(self, *, is_empty: bool = False) -> None:
+        """Others see it gone at once, or when the lease has run out. `is_empty`: it has handed over everything, so that
+        nothing is only on its disk."""
+        with self._guard, contextlib.suppress(TidelogError):
+            if is_empty and self.is_alive and self._may_have_tail:
+                self._metadata.commit([], [Delete(self.keys.tail(self.name))])
         with self._guard, contextlib.suppress(TidelogError):
             if self._lease is not None:
                 self._lease.revoke()

@@ -13,11 +13,13 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from datetime import datetime
+from functools import partial
+from typing import Any
 
 import msgspec
 
-from tidelog.clock import Clock, SystemClock
+from tidelog.clock import Clock, SystemClock, to_datetime
 from tidelog.cluster.documents import (
     NOBODY,
     ClusterSettings,
@@ -26,9 +28,9 @@ from tidelog.cluster.documents import (
     Decisions,
     EngineArguments,
     EnginePlacement,
-    NodeLoad,
     Request,
     TopicPlacement,
+    decoded,
 )
 from tidelog.cluster.leader import LeaderRounds, read_decisions, read_loads
 from tidelog.cluster.load_manager import Candidate, imbalance, plan
@@ -36,6 +38,16 @@ from tidelog.cluster.member import changed_drain
 from tidelog.cluster.promotion import Promotion, plan_promotion, promote
 from tidelog.errors import ConfigError, ConflictError, InputError, NotFoundError
 from tidelog.fields import read_keywords
+from tidelog.service.cluster_control import (
+    ClusterEngine,
+    ClusterNode,
+    ClusterStatus,
+    ClusterTopic,
+    NodeLoad,
+    NodeTail,
+    Unsaved,
+    Unshipped,
+)
 from tidelog.store.document import VersionedDocument, decode_json, encode_json
 from tidelog.store.keys import DEFAULT_ENGINE, ClusterKeys, is_part
 from tidelog.store.metadata.base import Check, Delete, MetadataStore, Put
@@ -48,51 +60,23 @@ from tidelog.topics.names import TopicName, parse_topic_name
 _POLL_SECONDS = 0.1
 
 
-class NodeRow(NamedTuple):
-    """A node that is alive, or was known once."""
-
-    name: str
-    state: str
-    """`alive`, `leaving`, `draining`, `drained` or `gone`."""
-    node_id: int
-    kafka: str
-    http: str
-    zone: str
-    version: str
-    is_leader: bool
-    partitions: int
-    engines: int
-    slots: int
-    load: NodeLoad | None
-
-
-class EngineRow(NamedTuple):
-    """An engine of the cluster."""
-
-    name: str
-    node: str | None
-    """Who serves it; None: nobody at the moment."""
-    pin: str | None
-    store: str | None
-    """None: that of the cluster."""
-    unshipped: int
-    """Entries that only the disk of its node and the orchestrator have."""
-
-
-class Lost(NamedTuple):
-    """What would be missing of a topic, or of an engine, if the disk of a node were lost now. Entries of an engine are
-    applied again by its orchestrator."""
-
-    node: str
-    topic: str
-    messages: int
-    bytes: int
-    seconds: float
-    engine: str = ""
-
-
 def _no_engine(name: str) -> NotFoundError:
     return NotFoundError(f"the cluster has no engine {name[:80]}", hint="`tidelog cluster engines` lists them")
+
+
+def _unsaved(
+    node: str, is_alive: bool, reported: datetime, one: Unshipped, *, topic: str = "", engine: str = ""
+) -> Unsaved:
+    return Unsaved(
+        node=node,
+        is_alive=is_alive,
+        reported=reported,
+        topic=topic,
+        engine=engine,
+        messages=one.messages,
+        bytes=one.bytes,
+        seconds=one.seconds,
+    )
 
 
 class ClusterOperations:
@@ -131,28 +115,41 @@ class ClusterOperations:
 
     # Looking
 
-    def nodes(self, state: ClusterState | None = None) -> list[NodeRow]:
+    def nodes(self, state: ClusterState | None = None) -> list[ClusterNode]:
         """All nodes that were ever members."""
         state, loads = state or self.state(), self.loads()
         counts = Counter(node for placement in state.topics.values() for node in placement.partitions)
         return [self._row(state, name, counts[name], loads.get(name)) for name in sorted(state.node_ids)]
 
-    def engines(self) -> list[EngineRow]:
-        """All engines, by name."""
-        state, loads = self.state(), self.loads()
-        unshipped = {name: one.messages for load in loads.values() for name, one in load.unshipped_engines.items()}
+    def topics(self) -> list[ClusterTopic]:
+        """All topics, by name, and who serves their partitions."""
+        state = self.state()
         return [
-            EngineRow(
-                name,
-                one.node if one.node in state.nodes else None,
-                one.pin or None,
-                one.arguments.store,
-                unshipped.get(name, 0),
+            ClusterTopic(
+                name=str(name),
+                partitions=tuple(node if node in state.nodes else None for node in placement.partitions),
+                pins=placement.pins,
+            )
+            for name, placement in sorted(state.topics.items())
+            if not placement.is_deleting
+        ]
+
+    def engines(self) -> list[ClusterEngine]:
+        """All engines, by name."""
+        state = self.state()
+        unshipped = {one.engine: one.messages for one in self.restore_point(state) if one.engine and one.is_alive}
+        return [
+            ClusterEngine(
+                name=name,
+                node=one.node if one.node in state.nodes else None,
+                pin=one.pin or None,
+                store=one.arguments.store,
+                unshipped=unshipped.get(name, 0),
             )
             for name, one in sorted(state.engines.items())
         ]
 
-    def _row(self, state: ClusterState, name: str, partitions: int, load: NodeLoad | None) -> NodeRow:
+    def _row(self, state: ClusterState, name: str, partitions: int, load: NodeLoad | None) -> ClusterNode:
         info, slots = state.nodes.get(name), state.coordinators.slots.count(name)
         engines = sum(one.node == name for one in state.engines.values())
         if info is None:
@@ -164,58 +161,55 @@ class ClusterOperations:
             condition = "draining" if has_some else "drained"
         else:
             condition = "alive"
-        return NodeRow(
-            name,
-            condition,
-            state.node_ids[name].node_id,
-            "" if info is None else info.kafka,
-            "" if info is None else info.http,
-            "" if info is None else info.zone,
-            "" if info is None else info.version,
-            state.leader is not None and state.leader.node == name,
-            partitions,
-            engines,
-            slots,
-            load,
+        return ClusterNode(
+            name=name,
+            state=condition,
+            node_id=state.node_ids[name].node_id,
+            kafka="" if info is None else info.kafka,
+            http="" if info is None else info.http,
+            zone="" if info is None else info.zone,
+            version="" if info is None else info.version,
+            is_leader=state.leader is not None and state.leader.node == name,
+            partitions=partitions,
+            engines=engines,
+            slots=slots,
+            load=load,
         )
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ClusterStatus:
         """The cluster in a few numbers."""
         state, loads = self.state(), self.loads()
         owners = [node for placement in state.topics.values() for node in placement.partitions]
-        lost = [one for one in self.restore_point(loads) if not one.engine]
-        entries = sum(one.messages for load in loads.values() for one in load.unshipped_engines.values())
-        return {
-            "leader": None if state.leader is None else state.leader.node,
-            "nodes": len(state.nodes),
-            "topics": len(state.topics),
-            "partitions": len(owners),
-            "unassigned": sum(node not in state.nodes for node in owners),
-            "engines": len(state.engines),
-            "unassigned_engines": sum(one.node not in state.nodes for one in state.engines.values()),
-            "moving": sum(load.opening for name, load in loads.items() if name in state.nodes),
-            "strategy": state.settings.strategy,
-            "imbalance": round(imbalance(self._situation(state, loads)), 3),
-            "requests": len(state.requests),
-            "unshipped_messages": sum(one.messages for one in lost),
-            "unshipped_bytes": sum(one.bytes for one in lost),
-            "unshipped_seconds": max((one.seconds for one in lost), default=0.0),
-            "unshipped_entries": entries,
-        }
+        unsaved = self.restore_point(state)
+        lost = [one for one in unsaved if one.topic and one.is_alive]
+        return ClusterStatus(
+            leader=None if state.leader is None else state.leader.node,
+            nodes=len(state.nodes),
+            topics=len(state.topics),
+            partitions=len(owners),
+            unassigned=sum(node not in state.nodes for node in owners),
+            engines=len(state.engines),
+            unassigned_engines=sum(one.node not in state.nodes for one in state.engines.values()),
+            moving=sum(load.opening for name, load in loads.items() if name in state.nodes),
+            strategy=state.settings.strategy,
+            imbalance=round(imbalance(self._situation(state, loads)), 3),
+            requests=len(state.requests),
+            unshipped_messages=sum(one.messages for one in lost),
+            unshipped_bytes=sum(one.bytes for one in lost),
+            unshipped_seconds=max((one.seconds for one in lost), default=0.0),
+            unshipped_entries=sum(one.messages for one in unsaved if one.engine and one.is_alive),
+            left_messages=sum(one.messages for one in unsaved if one.topic and not one.is_alive),
+        )
 
-    def restore_point(self, loads: Mapping[str, NodeLoad] | None = None) -> list[Lost]:
-        """What is only on the disk of one node, as the nodes have reported it last."""
-        found = self.loads() if loads is None else loads
-        topics = [
-            Lost(name, topic, one.messages, one.bytes, one.seconds)
-            for name, load in sorted(found.items())
-            for topic, one in sorted(load.unshipped.items())
-        ]
-        engines = [
-            Lost(name, "", one.messages, one.bytes, one.seconds, engine)
-            for name, load in sorted(found.items())
-            for engine, one in sorted(load.unshipped_engines.items())
-        ]
+    def restore_point(self, state: ClusterState | None = None) -> list[Unsaved]:
+        """What is only on the disk of one node, as the nodes have reported it last; those that are gone, too."""
+        state, topics, engines = state or self.state(), [], []
+        for entry in self._metadata.range(self.keys.tails_prefix):
+            tail, node = decoded(entry, NodeTail), entry.key.removeprefix(self.keys.tails_prefix)
+            if tail is not None:
+                row = partial(_unsaved, node, node in state.nodes, to_datetime(tail.at_us))
+                topics += [row(one, topic=topic) for topic, one in sorted(tail.topics.items())]
+                engines += [row(one, engine=engine) for engine, one in sorted(tail.engines.items())]
         return topics + engines
 
     # Planning

@@ -1,7 +1,11 @@
 """The placement of a cluster, as the service of one node asks for it (`service/placement.py`).
 
 Invariants
-- Questions are answered from memory, by the documents as the watch has brought them.
+- Questions are answered from memory, by the documents as the watch has brought them. Of a topic that it has not brought
+  etcd is asked, at most 20 times a second and 4 times at once: it may be about to bring it. Only the watch changes what
+  is known, so that a late answer never brings a deleted topic back.
+- This node is among the nodes also while its lease has run out: when all of them lose theirs at once, clients must not
+  hear of an installation without nodes. Some forget all addresses then, for good (librdkafka#5301).
 - A partition is ours only while this node is certain that no other sees it gone (`Member.is_alive`): a node that is cut
   off from etcd stops to answer for its partitions before they are given to others.
 - Creating, growing and deleting change a topic's document by compare-and-swap; the leader gives partitions to nodes.
@@ -11,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import msgspec
@@ -25,7 +30,7 @@ from tidelog.cluster.documents import (
     topic_of_key,
 )
 from tidelog.cluster.member import Member
-from tidelog.errors import ConflictError, InputError, LockedError, NotFoundError
+from tidelog.errors import ConflictError, InputError, LockedError, NotFoundError, ServerUnavailableError
 from tidelog.service.placement import Address, NodeAddress, TopicFacts, slot_of
 from tidelog.store.document import VersionedDocument, decode_json, encode_json
 from tidelog.store.metadata.base import Check, Entry, MetadataStore, Put
@@ -37,6 +42,10 @@ OWNED_SECONDS = 15.0
 _RELEASE_SECONDS = 60.0
 """So long a deletion waits for the owners to let go."""
 _HELD_SECONDS = 0.1
+_HEARD_SECONDS = 5.0
+"""So long a request waits for a topic that is there, and that the watch has not brought yet."""
+_ASKED_PER_SECOND = 20
+_ASKED_AT_ONCE = 4
 
 
 class ClusterPlacement:
@@ -50,9 +59,12 @@ class ClusterPlacement:
         self._state = state
         self._member = member
         self._addresses: dict[str, NodeAddress] = {}
+        self._own: NodeAddress | None = None
         self._facts: dict[TopicName, TopicFacts] = {}
         self._callbacks: list[Callable[[], None]] = []
         self._changed = asyncio.Event()
+        self._asked_at: deque[float] = deque(maxlen=_ASKED_PER_SECOND)
+        self._asking = 0
 
     def follow(self, changed: Collection[str]) -> None:
         """The documents under these keys have changed."""
@@ -86,6 +98,8 @@ class ClusterPlacement:
             self._addresses.pop(name, None)
         else:
             self._addresses[name] = _address(info)
+            if name == self._member.name:
+                self._own = self._addresses[name]
 
     # Questions
 
@@ -94,7 +108,10 @@ class ClusterPlacement:
         return self._member.node_id
 
     def nodes(self) -> Sequence[NodeAddress]:
-        return sorted(self._addresses.values(), key=lambda address: address.node_id)
+        known = set(self._addresses.values())
+        if self._own is not None:
+            known.add(self._own)
+        return sorted(known, key=lambda address: address.node_id)
 
     def controller(self) -> NodeAddress | None:
         leader = self._state.leader
@@ -125,6 +142,25 @@ class ClusterPlacement:
 
     def topics(self) -> Mapping[TopicName, TopicFacts]:
         return self._facts
+
+    async def hear_of(self, name: TopicName) -> None:
+        now = self._clock.monotonic()
+        is_often = len(self._asked_at) == _ASKED_PER_SECOND and now - self._asked_at[0] < 1.0
+        if name in self._facts or is_often or self._asking >= _ASKED_AT_ONCE:
+            return
+        self._asked_at.append(now)
+        self._asking += 1
+        try:
+            found = await in_store_thread(self._document(name).read)
+        finally:
+            self._asking -= 1
+        if found is None or found.value.is_deleting:
+            return
+        await self._until(lambda: name in self._facts, _HEARD_SECONDS)
+        if name not in self._facts:
+            raise ServerUnavailableError(
+                f"this node has not heard of the topic {name} yet", hint="Ask again in a moment, or another node"
+            )
 
     def on_change(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
@@ -193,8 +229,8 @@ class ClusterPlacement:
         """Waits until each partition has an owner, as long as that may take with a leader."""
         await self._until(lambda: all(self.owner(name, number) is not None for number in range(partitions)))
 
-    async def _until(self, is_so: Callable[[], bool]) -> None:
-        deadline = asyncio.get_running_loop().time() + OWNED_SECONDS
+    async def _until(self, is_so: Callable[[], bool], seconds: float = OWNED_SECONDS) -> None:
+        deadline = asyncio.get_running_loop().time() + seconds
         while not is_so():
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:

@@ -1,14 +1,15 @@
 """Makes a replica the first store of an installation, after the loss of the first one.
 
-    plan_promotion -> what would be lost, topic by topic -> promote -> start the nodes with the new store
+    plan_promotion -> what would be lost, log by log -> promote -> start the nodes with the new store
 
-A replica has the objects of every topic that has it among its `replicas`, and their catalog in its bucket. Promotion
-brings that catalog into the metadata store of the cluster, in place of the one of the first store.
+A replica has the objects of every topic and engine that has it among its `replicas`, and their catalog in its bucket.
+Promotion brings that catalog into the metadata store of the cluster, in place of the one of the first store. An engine
+with a store of its own is not part of it.
 
 Invariants
 - Nothing is changed while a node of the cluster is alive: who serves would go on with the first store.
-- What is lost is said before: messages that the catalog knows and the replica does not have. What was not shipped is on
-  the disks of the nodes, or in flushes of the first store, and nobody knows here how much that is.
+- What is lost is said before: messages and entries that the catalog knows and the replica does not have. What was not
+  shipped is on the disks of the nodes, or in flushes of the first store, and nobody knows here how much that is.
 - A promoted log has a higher epoch than any owner had: an owner that comes back is fenced, and its tail can be rescued.
 - The catalog is bound to the new store last. What is interrupted before is done again by the next promotion; nodes of
   either store are refused, or find a whole catalog.
@@ -18,38 +19,56 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from tidelog.clock import Clock
+from tidelog.cluster.documents import EnginePlacement, decoded
 from tidelog.cold.catalog import Catalog, Owner
 from tidelog.cold.ownership import new_claim
+from tidelog.engine.cold.manifest import read_manifest
 from tidelog.errors import ConfigError, InputError
 from tidelog.store.binding import BoundStore, StoreBinding
 from tidelog.store.document import decode_json, encode_json
-from tidelog.store.keys import ClusterKeys, TopicKeys, parse_topic_key, store_key, topics_prefix
+from tidelog.store.keys import (
+    ClusterKeys,
+    EngineKeys,
+    TopicKeys,
+    engines_prefix,
+    is_part,
+    parse_topic_key,
+    store_key,
+    topics_prefix,
+)
 from tidelog.store.metadata.base import Delete, Entry, MetadataStore, Put, Write
 from tidelog.store.metadata.open import BUCKET, open_metadata_store
 from tidelog.store.object_store import ObjectStore
 
+Kind = Literal["topic", "engine"]
 _WRITES_AT_ONCE = 50
 PROMOTED = "promoted"
 """Whom a promoted log belongs to, until a node claims it."""
 
 
 class PromotedLog(NamedTuple):
-    """A topic without partitions, or a partition: where the catalog and the replica end. `in_replica` is None where the
-    replica has nothing of it."""
+    """A topic without partitions, a partition or an engine: where the catalog and the replica end, by offsets or by
+    seqs. `in_replica` is None where the replica has nothing of it."""
 
-    topic: str
+    kind: Kind
+    name: str
     in_catalog: int
     in_replica: int | None
 
     @property
     def lost(self) -> int:
-        """How many offsets are gone."""
+        """How many messages or entries are gone."""
         return max(0, self.in_catalog - (self.in_replica or 0))
+
+
+class _Name(NamedTuple):
+    kind: Kind
+    text: str
 
 
 class Promotion(NamedTuple):
@@ -59,9 +78,9 @@ class Promotion(NamedTuple):
     first: str
     logs: tuple[PromotedLog, ...]
 
-    @property
-    def lost(self) -> int:
-        return sum(log.lost for log in self.logs)
+    def lost(self, kind: Kind) -> int:
+        """Messages of topics, or entries of engines."""
+        return sum(log.lost for log in self.logs if log.kind == kind)
 
 
 def plan_promotion(metadata: MetadataStore, root: str, replica: ObjectStore) -> Promotion:
@@ -70,19 +89,19 @@ def plan_promotion(metadata: MetadataStore, root: str, replica: ObjectStore) -> 
     known, copied = _ends(metadata, root), _ends(copies, root)
     if not copied:
         raise ConfigError(
-            f"{replica.url} is no replica: it has no topic below the root {root!r}",
-            hint="Name a store that is among the `replicas` of the topics",
+            f"{replica.url} is no replica: it has no topic and no engine below the root {root!r}",
+            hint="Name a store that is among the `replicas` of the topics and engines",
         )
     first = _bound_store(metadata, root)
     if first == replica.url:
         raise ConfigError(f"{replica.url} is the first store of this installation already")
     strangers = [name for name, end in copied.items() if name in known and known[name][1] != end[1]]
     if strangers:
-        raise ConfigError(f"{replica.url} has another log than this installation under the name {strangers[0]}")
+        raise ConfigError(f"{replica.url} has another log than this installation under the name {strangers[0].text}")
     logs = []
     for name in sorted(known.keys() | copied.keys()):
         in_catalog = known[name][0] if name in known else copied[name][0]
-        logs.append(PromotedLog(name, in_catalog, copied[name][0] if name in copied else None))
+        logs.append(PromotedLog(*name, in_catalog, copied[name][0] if name in copied else None))
     return Promotion(replica.url, first, tuple(logs))
 
 
@@ -99,14 +118,29 @@ def promote(metadata: MetadataStore, root: str, replica: ObjectStore, clock: Clo
     documents = {name: list(some) for name, some in _documents(copies, root)}
     for name, known in _documents(metadata, root):
         if name not in documents:
-            _commit(metadata, [*(Delete(one.key) for one in known), Delete(keys.topic(*name.split("/", 1)))])
+            # Placements first: after an interruption between the two, the next promotion finds the rest by its catalog.
+            _commit(metadata, [*_placements(metadata, keys, name), *(Delete(one.key) for one in known)])
     for name, found in documents.items():
         _bring(metadata, root, name, found, replica.url, clock)
     StoreBinding(replica, metadata, root, clock).rebind()
     return promotion
 
 
-def _bring(metadata: MetadataStore, root: str, name: str, found: Sequence[Entry], store: str, clock: Clock) -> None:
+def _placements(metadata: MetadataStore, keys: ClusterKeys, name: _Name) -> list[Write]:
+    """Who served it: nobody is to open it as a new one."""
+    if name.kind == "topic":
+        return [Delete(keys.topic(*name.text.split("/", 1)))]
+    found = {entry.key: decoded(entry, EnginePlacement) for entry in metadata.range(keys.engines_prefix)}
+    return [
+        Delete(key)
+        for key, one in found.items()
+        if one is not None
+        and one.arguments.store is None
+        and (one.arguments.name or key.removeprefix(keys.engines_prefix)) == name.text
+    ]
+
+
+def _bring(metadata: MetadataStore, root: str, name: _Name, found: Sequence[Entry], store: str, clock: Clock) -> None:
     """The catalog of one name as the replica has it, in place of the one that is there."""
     topic = _keys_of(name, root)
     there = {entry.key: entry for entry in metadata.range(topic.metadata_prefix)}
@@ -146,32 +180,47 @@ def _commit(metadata: MetadataStore, writes: Sequence[Write]) -> None:
         metadata.commit([], writes[first : first + _WRITES_AT_ONCE])
 
 
-def _documents(metadata: MetadataStore, root: str) -> Iterator[tuple[str, list[Entry]]]:
-    """All documents of topics, by the name of the topic."""
+def _documents(metadata: MetadataStore, root: str) -> Iterator[tuple[_Name, list[Entry]]]:
+    """All documents of topics and engines, by what they are of."""
 
-    def name_of(entry: Entry) -> str:
+    def topic_of(entry: Entry) -> str:
         found = parse_topic_key(entry.key, root)
         return "" if found is None else f"{found.namespace}/{found.topic}"
 
-    for name, entries in groupby(metadata.range(topics_prefix(root)), key=name_of):
+    def engine_of(entry: Entry) -> str:
+        return entry.key.removeprefix(engines_prefix(root)).partition("/")[0]
+
+    for name, entries in groupby(metadata.range(topics_prefix(root)), key=topic_of):
         if name:
-            yield name, list(entries)
+            yield _Name("topic", name), list(entries)
+    for name, entries in groupby(metadata.range(engines_prefix(root)), key=engine_of):
+        if is_part(name):
+            yield _Name("engine", name), list(entries)
 
 
-def _keys_of(name: str, root: str) -> TopicKeys:
-    namespace, topic = name.split("/", 1)
+def _keys_of(name: _Name, root: str) -> TopicKeys:
+    if name.kind == "engine":
+        return EngineKeys(name.text, root)
+    namespace, topic = name.text.split("/", 1)
     return TopicKeys(namespace, topic, root)
 
 
-def _ends(metadata: MetadataStore, root: str) -> dict[str, tuple[int, str]]:
+def _ends(metadata: MetadataStore, root: str) -> dict[_Name, tuple[int, str]]:
     """Where each log ends in a catalog, and which log it is."""
     found = {}
     for name, _ in _documents(metadata, root):
-        catalog = Catalog(metadata, _keys_of(name, root))
+        keys = _keys_of(name, root)
+        catalog = Catalog(metadata, keys)
         owner = catalog.owner()
         if owner is not None:
-            found[name] = catalog.next_offset(), owner[0].log_id
+            end = _last_seq(metadata, keys) if isinstance(keys, EngineKeys) else catalog.next_offset()
+            found[name] = end, owner[0].log_id
     return found
+
+
+def _last_seq(metadata: MetadataStore, keys: EngineKeys) -> int:
+    manifest = read_manifest(metadata, keys)
+    return 0 if manifest is None else manifest.value.high_water_mark
 
 
 def _bound_store(metadata: MetadataStore, root: str) -> str:

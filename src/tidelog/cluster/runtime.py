@@ -24,11 +24,12 @@ from typing import TypeVar
 
 from tidelog.clock import Clock
 from tidelog.cluster.agent import Agent, EngineHost, Host
-from tidelog.cluster.documents import ClusterState, NodeLoad
+from tidelog.cluster.documents import ClusterState
 from tidelog.cluster.leader import LeaderRounds, Reports, TopicSeen
 from tidelog.cluster.member import Member
 from tidelog.cluster.placement import ClusterPlacement
 from tidelog.errors import ConflictError, HeldError, LeaseLostError, StoreUnavailableError, TidelogError
+from tidelog.service.cluster_control import NodeLoad, NodeTail
 from tidelog.store.metadata.base import Entry, MetadataStore
 from tidelog.store.metadata.watch import Changes
 from tidelog.store.scheduler import Background, in_store_thread
@@ -97,7 +98,7 @@ class Cluster:
         self.state = ClusterState(member.keys)
         self.placement = ClusterPlacement(metadata, clock, self.state, member)
         self.agent: Agent | None = None
-        self.measure: Callable[[], NodeLoad] | None = None
+        self.measure: Callable[[], tuple[NodeLoad, NodeTail]] | None = None
         """Called in a thread: what this node has to do."""
         self.known_topics: Callable[[], Mapping[TopicName, TopicSeen]] | None = None
         """Called in a thread: the topics of the catalog."""
@@ -107,6 +108,7 @@ class Cluster:
         self._watch = metadata.watch(member.keys.prefix)
         self._watching = threading.Thread(target=self._follow, name="tidelog-cluster-watch", daemon=True)
         self._loads: _LoadWatch | None = None
+        self._is_empty = False
         self._heartbeat = Background(1, "tidelog-cluster-lease")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -308,7 +310,7 @@ class Cluster:
             self._progress.clear()
             if self.measure is not None:
                 try:
-                    await in_store_thread(self.member.report, await in_store_thread(self.measure))
+                    await in_store_thread(self.member.report, *await in_store_thread(self.measure))
                 except TidelogError as error:
                     _logger.info("the load of %s was not reported: %s", self.member.name, error)
             with contextlib.suppress(TimeoutError):
@@ -327,6 +329,7 @@ class Cluster:
                     _logger.warning("%s leaves with %d pieces not handed over", self.member.name, len(agent.held))
             except TidelogError as error:
                 _logger.warning("%s leaves without handing over: %s", self.member.name, error)
+            self._is_empty = not agent.held
         self._is_over = True
         self._watch.close()
         self._close_loads()
@@ -340,7 +343,7 @@ class Cluster:
     async def leave(self) -> None:
         """After everything is closed: others see this node gone at once."""
         await asyncio.to_thread(self._heartbeat.close)
-        await in_store_thread(self.member.leave)
+        await in_store_thread(lambda: self.member.leave(is_empty=self._is_empty))
 
     def _has_others(self) -> bool:
         """Whether another node could take what this one has."""

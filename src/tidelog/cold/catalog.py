@@ -12,7 +12,7 @@ Invariants
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
 from threading import Lock
 from typing import Annotated, Literal, NamedTuple, TypeVar
@@ -714,16 +714,16 @@ class Catalog:
         while found is not None and found.start_offset < next_offset:
             while kept and kept[-1].start_offset >= found.start_offset:
                 kept.pop()  # it was replaced by the one that was found, after it was seen
-            behind = self._following(found.start_offset, next_offset)
+            behind = self.following(found.start_offset, next_offset)
             kept += behind
             reached = behind[-1].next_offset if behind else found.start_offset
             found = self._behind_missing(reached) if reached < next_offset else None
         return iter(kept)
 
-    def _following(self, offset: int, next_offset: int) -> list[Descriptor]:
+    def following(self, offset: int, next_offset: int = MAX_OFFSET, limit: int = _MANY) -> list[Descriptor]:
         """The one that begins at an offset and those after it, up to a hole: many, but maybe not all."""
         found: list[Descriptor] = []
-        for one in list(self._range(offset, _MANY)):
+        for one in list(self._range(offset, limit)):
             # One that begins inside another was replaced by it, and is about to go.
             if not isinstance(one, Descriptor) or one.start_offset < offset:
                 continue
@@ -817,45 +817,6 @@ class Catalog:
 
 def _reaches(descriptor: Descriptor, time_us: int) -> bool:
     return descriptor.reached_time_us is not None and descriptor.reached_time_us >= time_us
-
-
-# A catalog preloaded with descriptors that were looked up before, for readers far from the metadata store.
-#
-# Invariants
-# - The preloaded descriptors answer until something is found to be missing. From then on the store is asked, which was
-#   not even opened before: while nothing has moved, a reader needs no metadata store at all.
-
-
-class PlannedCatalog(Catalog):
-    """The descriptors of one range of offsets, and where to ask when they no longer hold."""
-
-    def __init__(self, descriptors: Sequence[Descriptor], keys: TopicKeys, open_catalog: Callable[[], Catalog]) -> None:
-        self.keys = keys
-        self._planned = tuple(descriptors)
-        self._open_catalog = open_catalog
-        self._asked: Catalog | None = None
-
-    def find(self, start_offset: int) -> Found | None:
-        if self._asked is not None:
-            return self._asked.find(start_offset)
-        planned = next((one for one in self._planned if one.start_offset == start_offset), None)
-        return self._catalog().find(start_offset) if planned is None else Found(planned, "")
-
-    def walk(self, offset: int) -> Iterator[Descriptor]:
-        planned = [one for one in self._planned if one.end_offset >= offset] if self._asked is None else []
-        return iter(planned) if planned else self._catalog().walk(offset)
-
-    def at(self, offset: int) -> Descriptor | None:
-        """Asked when an object was not where it should be, so what was planned is not believed any more."""
-        return self._catalog().at(offset)
-
-    def start_offset(self) -> int:
-        return self._catalog().start_offset()
-
-    def _catalog(self) -> Catalog:
-        if self._asked is None:
-            self._asked = self._open_catalog()
-        return self._asked
 
 
 class Catalogs:

@@ -68,7 +68,7 @@ from tidelog.cold.rewrite_commit import (
     state_document,
 )
 from tidelog.errors import InputError, NotFoundError, offsets_text
-from tidelog.store.keys import ObjectId, parse_object_id
+from tidelog.store.keys import MAX_NUMBER, ObjectId, parse_object_id
 from tidelog.store.metadata.bucket import copy_error
 from tidelog.store.object_store import ObjectInfo, ObjectStore
 
@@ -401,7 +401,7 @@ class LogObjects(Rule):
                 hint="`tidelog topic rebuild-catalog` rebuilds the catalog from the objects",
             )
         listed = {info.key: info for info in self._objects.list(self._keys.objects_prefix)}
-        published = list(self._catalog.walk(0))
+        published = list(self._catalog.between(0, MAX_NUMBER))
         wrong = {one.key: one for descriptor in published if (one := self._wrong(descriptor, listed)) is not None}
         yield from wrong.values()
         yield from (one for descriptor in published if (one := self._below_start(descriptor)) is not None)

@@ -73,6 +73,7 @@ class Node:
         `binding` is checked before the first use of the catalog, which others may share.
         """
         self.objects = objects
+        self.runs_in_background = runs_in_background
         self.metadata = MeasuredMetadata(metadata)
         self.clock = clock
         self.name = name

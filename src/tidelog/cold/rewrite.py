@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import msgspec
@@ -176,12 +176,13 @@ def _run(found: list[tuple[Descriptor, str]]) -> Run:
 # - The descriptor of the new object is made from what the store returns, read to the last byte: what was written is
 #   known to be there, and the sum over its frames to be that of the frames that went in.
 # - The bytes depend on the frames and the codec alone, not on how the frames arrived.
-# - A few MiB are in memory, however large the objects are.
+# - Some tens of MiB are in memory, however large the objects are.
 
 
 _MODULUS = 1 << 64
-_SMALL_BYTES = 4 << 20
-_READS_AT_ONCE = 8
+# Objects of up to so many bytes are read whole, several at once; of larger ones the next range is read ahead.
+_SMALL_BYTES = 8 << 20
+_READS_AT_ONCE = 4
 Digest = Callable[[Frames, int, int], int]
 
 
@@ -236,15 +237,17 @@ def build_object(
         read_old(objects, keys, old, lambda frames: content.add(rewriting.rewritten(frames)), time_field)
         content.close()
     assert writer.published is not None
-    found = ObjectCheck(
-        objects,
-        writer.published,
-        name,
-        old[0].log_id,
-        time_field,
-        most_frame_bytes=max(one.most_frame_bytes for one in old),
-        on_frames=lambda frames, _: after.add(frames, _marks(frames)),
-    ).descriptor()
+    with ThreadPoolExecutor(1, "tidelog-compact") as ahead:
+        found = ObjectCheck(
+            objects,
+            writer.published,
+            name,
+            old[0].log_id,
+            time_field,
+            most_frame_bytes=max(one.most_frame_bytes for one in old),
+            on_frames=lambda frames, _: after.add(frames, _marks(frames)),
+            ahead=ahead,
+        ).descriptor()
     _compare(found, content, before.tally(), after.tally())
     descriptor = msgspec.structs.replace(
         found,
@@ -404,7 +407,7 @@ def read_old(
 ) -> None:
     """Yields all frames of some objects in order, each object verified as a whole. Small ones are prefetched."""
 
-    def read(descriptor: Descriptor, take_some: Callable[[Frames], None]) -> None:
+    def read(descriptor: Descriptor, take_some: Callable[[Frames], None], ahead: Executor | None = None) -> None:
         info = ObjectInfo(keys.object(descriptor.name), descriptor.size, descriptor.etag, descriptor.created_us)
         check = ObjectCheck(
             objects,
@@ -414,6 +417,7 @@ def read_old(
             time_field,
             most_frame_bytes=descriptor.most_frame_bytes,
             on_frames=lambda frames, _: take_some(frames),
+            ahead=ahead,
         )
         _compare_old(check.descriptor(), descriptor, info.key)
 
@@ -427,7 +431,7 @@ def read_old(
         for descriptor in old:
             if descriptor.raw_size > _SMALL_BYTES:
                 _take_all(ahead, 0, take)
-                read(descriptor, take)
+                read(descriptor, take, pool)
             else:
                 ahead.append(pool.submit(read_small, descriptor))
                 _take_all(ahead, _READS_AT_ONCE, take)

@@ -106,7 +106,7 @@ class TieredLog(TieredView, Policy):
         self._group_of = group_of
         self._replicas = replicas
         self.has_followers = bool(replicas)
-        self._first_own_offset = log.next_offset
+        self.first_own_offset = log.next_offset
         self._epoch_starts: EpochStarts | None = None
         self.owner = owner = OwnedLog(log, node, taken.catalog.catalog.keys, self, settings)
         owner.claim()
@@ -163,7 +163,7 @@ class TieredLog(TieredView, Policy):
     def epoch_starts(self) -> EpochStarts:
         """Where the messages of each owner begin. The first call records those of this one."""
         if self._epoch_starts is None:
-            self._epoch_starts = self.change(lambda owned: owned.record_epoch(self._first_own_offset))
+            self._epoch_starts = self.change(lambda owned: owned.record_epoch(self.first_own_offset))
         return self._epoch_starts
 
     # The policy of a topic
@@ -425,7 +425,7 @@ class TieredLog(TieredView, Policy):
         """An owner that only read must not turn another node's local messages into a divergent tail, unless they
         contain rows that are to be ingested again by now."""
         has_moved = self.staged is not None and self.staged.has_moved_places
-        has_appended = self.log.next_offset != self._first_own_offset or has_moved
+        has_appended = self.log.next_offset != self.first_own_offset or has_moved
         if not self.owner.is_fenced and not has_appended and not self.log.file_spans():
             give_back = self.owned.give_back
             with contextlib.suppress(TidelogError):

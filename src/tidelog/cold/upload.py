@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -329,14 +329,16 @@ class Upload:
         self._last_time_us: int | None = None
         self._largest_bytes: int | msgspec.UnsetType = msgspec.UNSET
 
-    def send(self, objects: ObjectStore, key: str) -> Uploaded:
-        """Reads, checks and sends everything; the object appears whole or not at all."""
+    def send(self, objects: ObjectStore, key: str, on_frames: Callable[[Frames], None] | None = None) -> Uploaded:
+        """Reads, checks and sends everything; the object appears whole or not at all. `on_frames` gets all frames."""
         chunk_bytes = _RAW_CHUNK_BYTES if self._compressor is None else TARGET_BLOCK_BYTES
         with objects.open_writer(key) as writer:
             self._write(writer, encode_binding(self._log_id, self._shipment.first_offset))
             for piece in self._shipment.pieces:
                 for frames in frames_of(self._files, piece, chunk_bytes):
                     self._send_frames(writer, frames)
+                    if on_frames is not None:
+                        on_frames(frames)
         assert writer.published is not None
         return Uploaded(
             writer.published,

@@ -2,7 +2,8 @@
 
 Invariants
 - Nothing but the name, the size and the bytes is trusted, and all of them must agree.
-- One range is in memory, or one frame or block where that is larger, up to `most_frame_bytes`.
+- One range is in memory, or one frame or block where that is larger, up to `most_frame_bytes`; one more with threads
+  that read ahead.
 - Bytes that fail verification are fetched once more: a bad transfer is not a bad object.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -54,7 +56,8 @@ class _Piece(NamedTuple):
 class ObjectCheck:
     """One pass over one object. `time_field` is where its payloads have their time.
 
-    `log_id` is that of the log that it must belong to; None: it says so itself.
+    `log_id` is that of the log that it must belong to; None: it says so itself. `ahead` reads the range after the one
+    that is looked at.
     """
 
     def __init__(
@@ -68,8 +71,11 @@ class ObjectCheck:
         on_frames: OnFrames | None = None,
         *,
         most_frame_bytes: int,
+        ahead: Executor | None = None,
     ) -> None:
         self._objects = objects
+        self._executor = ahead
+        self._ahead: tuple[int, Future[memoryview]] | None = None
         self._info = info
         self._name = name
         self._log_id = log_id
@@ -208,16 +214,32 @@ class ObjectCheck:
         self._buffer, self._at = b"".join(parts), 0
 
     def _read(self, start: int) -> memoryview:
-        length = min(RANGE_BYTES, self._info.size - start)
+        length = self._range_bytes(start)
         try:
-            data = self._objects.read_range(self._info.key, start, length)
+            data = self._fetched(start, length)
         except NotFoundError as error:
             raise ConflictError(
                 f"{self._info.key} was deleted while it was read", operation="rebuild", hint="Try again"
             ) from error
         if len(data) != length:
             raise DataError("an object that is shorter than the store said")
+        following = start + length
+        if self._executor is not None and following < self._info.size:
+            wanted = self._info.key, following, self._range_bytes(following)
+            self._ahead = following, self._executor.submit(self._objects.read_range, *wanted)
         return data
+
+    def _range_bytes(self, start: int) -> int:
+        """The last range may be longer by a quarter: a request for what little is left costs as much as a large one."""
+        left = self._info.size - start
+        return left if left <= RANGE_BYTES + RANGE_BYTES // 4 else RANGE_BYTES
+
+    def _fetched(self, start: int, length: int) -> memoryview:
+        """What was read ahead, if it is that range. A second attempt at a range asks the store again."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead[0] != start or ahead[1].cancel():
+            return self._objects.read_range(self._info.key, start, length)
+        return ahead[1].result()
 
     def _retried(self, step: Callable[[], _Result]) -> _Result:
         try:
@@ -414,11 +436,12 @@ def check_object(
     on_bytes: Callable[[int], None] | None = None,
     unreadable: Unreadable | None = None,
     check: CheckFrames | None = None,
+    ahead: Executor | None = None,
 ) -> ObjectFinding:
-    """Reads all of an object. `unreadable` and `check` get all good frames."""
+    """Reads all of an object, with `ahead` a range ahead. `unreadable` and `check` get all good frames."""
     reading = _ObjectReading(objects, keys.object(descriptor.name), descriptor, about, unreadable, check)
     try:
-        reading.run(time_field, on_bytes)
+        reading.run(time_field, on_bytes, ahead)
     except (NotFoundError, ConflictError):  # the second: while it was read
         return ObjectFinding(object_id=descriptor.object_id, is_gone=True)
     return ObjectFinding(
@@ -451,7 +474,9 @@ class _ObjectReading:
         self.findings: list[Finding] = []
         self.is_rewritten = False
 
-    def run(self, time_field: int | None, on_bytes: Callable[[int], None] | None) -> None:
+    def run(
+        self, time_field: int | None, on_bytes: Callable[[int], None] | None, ahead: Executor | None = None
+    ) -> None:
         """Raises NotFoundError or ConflictError when it is gone."""
         said, info = self._descriptor, self._objects.head(self._key)
         if info.size != said.size:
@@ -460,6 +485,7 @@ class _ObjectReading:
             *(self._objects, info, said.name, said.log_id, time_field, on_bytes),
             on_frames=self._take,
             most_frame_bytes=said.most_frame_bytes,
+            ahead=ahead,
         )
         try:
             found = reading.descriptor()

@@ -23,12 +23,14 @@ from tidelog.store.scheduler import Lazy, Task, Threads
 _logger = logging.getLogger("tidelog.engine")
 # Not at once: a freshly opened engine is busy. Not after the whole interval: some programs never run that long.
 _FIRST_COLLECTION_SECONDS = 60.0
-_FIRST_GROWTH_BYTES = 64 << 20
+_FIRST_GROWTH_BYTES = 16 << 20
 _NEVER_POSITION = 1 << 64
 # How far the log may grow during a collection, in what makes one due, before entries wait; and how long they do.
 _FREE_GROWTH = 0.25
 _SLOWER = 20.0
 _LONGEST_WAIT_SECONDS = 1.0
+# A collection that has done nothing for so long waits for its store: entries do not wait for that.
+_STUCK_SECONDS = 5.0
 
 
 class ColdTier(Protocol):
@@ -82,7 +84,7 @@ class Maintenance:
         self._checkpointed_lsn = core.checkpointer.redo_lsn
         self.failed_checkpoints = 0
         self._collecting: Task | None = None
-        self._collects_at = self._due_bytes = _NEVER_POSITION
+        self._collects_at = self._seals_at = self._due_bytes = _NEVER_POSITION
         self._is_collecting = False
         if runs_in_background:
             interval = core.settings.checkpoint_interval_seconds
@@ -95,12 +97,20 @@ class Maintenance:
                 self._collecting = self._repeat("garbage was not collected", self._collect)
                 self._due_bytes = min(core.settings.rotate_max_bytes, _FIRST_GROWTH_BYTES)
                 self._collects_at = core.written_bytes + self._due_bytes
+                self._seals_at = core.wal.next_position + self._due_bytes
             self.add_compaction()
 
     def add_compaction(self) -> None:
         """Compacts the log in the store by itself, if there is one."""
         if isinstance(self.cold, Shipping):
-            self._repeat("nothing was compacted", lambda: self.compaction().compact(DEFAULT_GRACE_SECONDS))
+            self._repeat("nothing was compacted", self._compact)
+
+    def _compact(self) -> None:
+        """Where values are moved, objects stay small enough to be dropped, and few of those that were replaced, which
+        take room for an hour, wait at a time.
+        """
+        max_bytes = None if self._collecting is None else self.garbage().piece_bytes
+        self.compaction().compact(DEFAULT_GRACE_SECONDS, max_bytes)
 
     def grown(self, position: int, seconds: float) -> float:
         """Log and value files have grown up to here, with entries that took so long. Returns how long the next ones
@@ -109,23 +119,38 @@ class Maintenance:
 
         Garbage is collected when there may be much of it, however long ago it was.
         """
+        if self._core.wal.next_position >= self._seals_at:
+            self._end_file()
         if position < self._collects_at or self._collecting is None:
             return 0.0
         if not self._is_collecting:
             self._is_collecting = True
+            self.garbage().progress_seconds = self._core.clock.monotonic()
             self._collecting.soon()
         behind = (position - self._collects_at) / self._due_bytes - _FREE_GROWTH
-        return min(_LONGEST_WAIT_SECONDS, seconds * _SLOWER * behind) if behind > 0 else 0.0
+        if behind <= 0 or self._core.clock.monotonic() - self.garbage().progress_seconds > _STUCK_SECONDS:
+            return 0.0
+        return min(_LONGEST_WAIT_SECONDS, seconds * _SLOWER * behind)
+
+    def _end_file(self) -> None:
+        """Files leave the disk as a whole: they are small beside what is live, so that dead ones are not kept long."""
+        try:
+            self._core.wal.seal()
+        except (TidelogError, OSError) as error:
+            _logger.warning("%s: a file of the log was not ended: %s", self._core.directory, error)
+        self._seals_at = self._core.wal.next_position + self.garbage().piece_bytes
 
     def _collect(self) -> None:
-        garbage = self.garbage()
+        garbage, begin, moved_bytes = self.garbage(), self._core.written_bytes, 0
         try:
             if self.cold is not None:
                 self.cold.ship()  # what is not in the store is kept
-            garbage.collect()
+            moved_bytes = garbage.collect().moved_bytes
         finally:
             self._due_bytes = garbage.next_due_bytes
-            self._collects_at = self._core.written_bytes + self._due_bytes
+            # What was written meanwhile, apart from moves, is not accounted for yet.
+            soonest = self._core.written_bytes + self._due_bytes // 4
+            self._collects_at = max(begin + moved_bytes + self._due_bytes, soonest)
             self._is_collecting = False
 
     def _repeat(self, failed: str, work: Callable[[], object]) -> Task | None:

@@ -98,6 +98,7 @@ class StoreFollower:
         self._catalog = catalog
         self._objects = objects
         self._keys = keys
+        self._fetchers = fetchers
         self._log = ShippedLog(catalog, objects, fetchers)
         self._cache = ColdCache(cache_bytes)
         self._start = _Start()
@@ -168,7 +169,7 @@ class StoreFollower:
 
     def _use(self, state: StoredState) -> None:
         footer = state.footer
-        files = StoredFiles(self._objects, state.parts(), self._cache)
+        files = StoredFiles(self._objects, state.parts(), self._cache, self._fetchers)
         if self._has_index and footer.lsn <= self._replay.lsn:
             index = self.versions.newest.rebased(files, footer.lsn)
         else:

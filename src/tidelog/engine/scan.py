@@ -2,7 +2,7 @@
 
     rows of the index (C) ─> with their values, where these are small
                           ─> batches of rows -> hot values from files, cold ones by ColdReader.begin_scan (both C)
-                                └── the next batches are begun while the reader consumes this one
+                                └── the next batches are placed and fetched while the reader consumes this one
 
 Invariants
 - A scan reads one state, however long it takes and whatever is applied meanwhile: it pins its seq.
@@ -33,9 +33,9 @@ from tidelog.errors import GapError, InputError, NotFoundError
 # Small values of a store that are in the order of keys come with one request for each blob file that has some.
 _FIRST_ROWS = 64
 _FIRST_BYTES = 512 << 10
-_BATCH_ROWS = 4096
+_BATCH_ROWS = 8192
 _BATCH_BYTES = 8 << 20
-_BATCHES_AHEAD = 2
+_BATCHES_AHEAD = 3
 
 
 class EngineScans(EngineStat):
@@ -109,7 +109,8 @@ class EngineScans(EngineStat):
         try:
             while True:
                 while len(waiting) <= ahead and (rows := next(wanted, None)) is not None:
-                    waiting.append(self._begin_rows(ScannedRows(rows, prefix, is_reverse=is_reverse)))
+                    scanned = ScannedRows(rows, prefix, is_reverse=is_reverse)
+                    waiting.append(self._begin_rows(scanned, in_background=bool(waiting)))
                 if not waiting:
                     return
                 yield self._taken_rows(bucket, *waiting.popleft(), at)
@@ -119,11 +120,12 @@ class EngineScans(EngineStat):
                 if begun is not None:
                     begun.forget()
 
-    def _begin_rows(self, scanned: ScannedRows) -> tuple[ScannedRows, RowsAhead | None]:
+    def _begin_rows(self, scanned: ScannedRows, *, in_background: bool) -> tuple[ScannedRows, RowsAhead | None]:
         if scanned.missing:
             self._local.read_values(scanned)
-        is_whole = not scanned.missing or None not in scanned.values
-        return scanned, None if is_whole or self._cold is None else self._cold.begin_scan(scanned)
+        if self._cold is None or not scanned.missing or None not in scanned.values:
+            return scanned, None
+        return scanned, self._cold.begin_scan(scanned, in_background=in_background)
 
     def _taken_rows(self, bucket: str, scanned: ScannedRows, ahead: RowsAhead | None, at: int) -> list[Row]:
         if ahead is not None:

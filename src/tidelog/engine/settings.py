@@ -131,15 +131,21 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     them leave, except those that were read since (second chance). More serves more reads without the store; each value
     takes some 200 bytes of memory. 0 keeps none."""
 
-    cold_read_threads: Annotated[int, msgspec.Meta(ge=1, le=512)] = 64
+    cold_read_threads: Annotated[int, msgspec.Meta(ge=1, le=512)] = 256
     """Requests for values that have left the disk at the same time, of all scans and of all tasks. They have threads of
     their own, so that nothing else waits for a store that is slow or hangs; threads are started as they are needed. A
-    scan or a `read_many` uses a quarter of them at most. Reads by threads of the program are not counted: each waits
-    for itself."""
+    scan or a `read_many` uses a quarter of them at most, and no more than 16. Reads by threads of the program are not
+    counted: each waits for itself."""
 
     open_store_wait_seconds: Annotated[float, msgspec.Meta(ge=0)] = 2
     """How long opening waits for the store. If that gives no answer by then, the engine opens without it, and claims it
     in the background as soon as it does: entries are applied and hot values are read meanwhile."""
+
+    take_over_after_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """A replica that shares its store (`shares_store=True`) takes over by itself when the owner's lease has run out,
+    and then nothing was heard of it for so long, and by chance for up to half of that more. It copies the index from
+    the store for that, and its entries after the high-water mark come from the orchestrator again. Default: it does
+    not; the program calls `take_over()`."""
 
     refresh_seconds: Annotated[float, msgspec.Meta(gt=0)] = 5
     """How often a read-only engine (`read_only=True`) looks for what was shipped since. Each time costs a request, and
@@ -225,6 +231,7 @@ class EngineOptions(TypedDict, total=False):
     disk_cache_bytes: int | str
     cold_read_threads: int
     open_store_wait_seconds: float | str
+    take_over_after_seconds: float | str | None
     refresh_seconds: float | str
     replicas: Sequence[str] | str
     replication_mode: Literal["async", "sync"]

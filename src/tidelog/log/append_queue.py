@@ -585,11 +585,12 @@ class AppendQueue(Listened):
             return True
 
     def request_sync(self, target: int) -> None:
-        """Everything below `target` is synced soon, and `on_durable` tells; raises what keeps it from that."""
+        """Everything below `target` is synced soon, or when the disk has room again, and `on_durable` tells; raises
+        what keeps it from that for good."""
         with self.mutex:
             if self.durable_offset >= target:
                 return
-            if self.stall is not None:
+            if self.over and self.stall is not None:
                 raise self.stall()
             self._sync_target = max(self._sync_target, target)
             if self._somebody_sleeps:

@@ -1,6 +1,6 @@
 /* The loops over pages, in C. `btree/page.py` draws the page and the page updates. What defines every answer is in
-   tests/oracles: pages.py, page_images.py, tree.py, versions.py, updates.py, results.py, rows.py and
-   changes.py.
+   tests/oracles: pages.py, page_images.py, tree.py, versions.py, updates.py, results.py, rows.py, changes.py
+   and vacuum_rows.py.
 
    Invariants
    - Bytes are hostile: nothing is read or written that was not checked to lie inside of its page or record.
@@ -12,6 +12,7 @@
 #include "results.h"
 #include "changes.h"
 #include "sound_records.h"
+#include "vacuum_rows.h"
 
 PyMethodDef page_methods[] = {
     METHOD("format_page", pages_format_page, "format_page(page, page_id, level): makes an empty page."),
@@ -65,6 +66,12 @@ PyMethodDef page_methods[] = {
     METHOD("check_rows", pages_check_rows, "check_rows(raw, count, after_key, has_places): the last key."),
     METHOD("find_row", pages_find_row, "find_row(raw, key): the first row that is not before a key, or None."),
     METHOD("merge_rows", pages_merge_rows, "merge_rows(sources, drops_removed): (raw, rows, where each source is then)."),
+    METHOD("count_cells", pages_count_cells, "count_cells(cells, usage): the cells of values that have files of their own."),
+    METHOD("pointing_cells", pages_pointing_cells,
+           "pointing_cells(cells, first_lsn, below_lsn, last_seq): those of versions up to a seq that point there."),
+    METHOD("judge_cells", pages_judge_cells,
+           "judge_cells(cells, is_last, horizon, keep_versions, created, usage): (cells of complete names, keys that go, "
+           "bytes that they point to, versions that stay, cells of names that are not judged, cells of values with files)."),
     METHOD("fill_page", pages_fill_page,
            "fill_page(page, raw, at, reserved_bytes, lsn): (where the next row is, where the last one was)."),
     {NULL, NULL, 0, NULL},

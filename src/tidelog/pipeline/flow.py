@@ -10,7 +10,8 @@
 Invariants
 - Rows are Arrow batches. Functions are found by name, or are objects of classes that are, in modules that the workers
   can import; they may run twice for the same rows and must be idempotent.
-- The number of tasks, and which task a row is in, affect only the speed.
+- The number of tasks, and which task a row is in, affect only the speed. Spark moves rows in pieces (`pieces.py`), and
+  functions between two shuffles run in one task, one after the other.
 - A tidelog error raised in a task is raised again as the same kind of error where the rows are collected.
 - Jobs are written against these steps alone, so tests can execute them without Spark.
 """
@@ -18,11 +19,13 @@ Invariants
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.pipeline.jobs.job import told_in_our_words
-from tidelog.pipeline.tasks import BatchFunction, ItemFunction, map_in_arrow, rows_of_items, slots_of
+from tidelog.pipeline.pieces import PIECE_SCHEMA, TASK_SCHEMA, Divided, Gathered, packed, unpacked
+from tidelog.pipeline.tasks import BatchFunction, ItemFunction, Items, map_in_arrow, slots_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,36 +93,81 @@ class SparkFlow(Flow):
         return max(1, size // _TASK_BYTES, min(self._slots * _TASKS_PER_SLOT, -(-size // _LEAST_TASK_BYTES)))
 
     def source(self, function: ItemFunction, works: Sequence[object], schema: str) -> Rows:
-        return _SparkRows(rows_of_items(self._spark, function, works, schema), self._kept)
+        numbers = self._spark.range(0, len(works), 1, max(1, len(works)))
+        return _SparkRows([_Branch(numbers, (Items(function, works),))], schema, self._kept)
 
     def close(self) -> None:
         while self._kept:
             self._kept.pop().unpersist()
 
 
+class _Branch(NamedTuple):
+    """A frame, and what tasks still have to do with its batches."""
+
+    frame: DataFrame
+    functions: tuple[BatchFunction, ...]
+
+    def done(self, schema: str, *more: BatchFunction) -> DataFrame:
+        return map_in_arrow(self.frame, _Chained((*self.functions, *more)), schema)
+
+
+class _Chained:
+    """Functions one after the other, in one task."""
+
+    def __init__(self, functions: Sequence[BatchFunction]) -> None:
+        self._functions = functions
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for function in self._functions:
+            batches = function(batches)
+        return batches
+
+
+class _Where:
+    def __init__(self, name: str, number: int) -> None:
+        self._name = name
+        self._number = number
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow.compute as pc
+
+        return (batch.filter(pc.equal(batch.column(self._name), self._number)) for batch in batches)
+
+
 class _SparkRows(Rows):
-    def __init__(self, frame: DataFrame, kept: list[DataFrame]) -> None:
-        self._frame = frame
+    """Rows of one or more frames. Spark sees them where they are divided, kept or collected, in pieces."""
+
+    def __init__(self, branches: Sequence[_Branch], schema: str, kept: list[DataFrame]) -> None:
+        self._branches = branches
+        self._schema = schema
         self._kept = kept
 
     def mapped(self, function: BatchFunction, schema: str) -> Rows:
-        return _SparkRows(map_in_arrow(self._frame, function, schema), self._kept)
+        return self._of([_Branch(one.frame, (*one.functions, function)) for one in self._branches], schema)
 
     def grouped(self, by: str, tasks: int, order: Sequence[str]) -> Rows:
-        apart = self._frame.repartitionById(tasks, self._frame[by])
-        return _SparkRows(apart.sortWithinPartitions(*order), self._kept)
+        pieces = self._together(TASK_SCHEMA, Divided(by, tasks))
+        apart = pieces.repartitionById(tasks, pieces["task"]).select("piece")
+        return self._of([_Branch(apart, (Gathered(order),))], self._schema)
 
     def where(self, name: str, number: int) -> Rows:
-        return _SparkRows(self._frame.where(self._frame[name] == number), self._kept)
+        return self.mapped(_Where(name, number), self._schema)
 
     def joined_by(self, others: Rows) -> Rows:
         assert isinstance(others, _SparkRows), "rows of one flow"
-        return _SparkRows(self._frame.unionByName(others._frame), self._kept)
+        return self._of([*self._branches, *others._branches], self._schema)
 
     def kept(self) -> Rows:
-        self._kept.append(self._frame.persist())
-        return self
+        frame = self._together(PIECE_SCHEMA, packed).persist()
+        self._kept.append(frame)
+        return self._of([_Branch(frame, (unpacked,))], self._schema)
 
     def collected(self) -> pa.Table:
         with told_in_our_words("computing rows"):
-            return self._frame.toArrow()
+            return self._together(self._schema).toArrow()
+
+    def _of(self, branches: Sequence[_Branch], schema: str) -> Rows:
+        return _SparkRows(branches, schema, self._kept)
+
+    def _together(self, schema: str, *more: BatchFunction) -> DataFrame:
+        return reduce(lambda one, other: one.union(other), (branch.done(schema, *more) for branch in self._branches))

@@ -40,7 +40,7 @@ from tidelog.errors import (
     RetryError,
     TidelogError,
 )
-from tidelog.files import LocalFiles
+from tidelog.files import LocalFiles, ScratchFiles
 from tidelog.pipeline.address import Root
 from tidelog.pipeline.location import TopicLocation
 from tidelog.staging.area import StagingArea
@@ -239,8 +239,12 @@ def _temporary_owner(root: Root) -> Iterator[LogDirectory]:
             store=canonical_url(root.location),
             metadata=root.metadata,
         )
-        remember(LocalFiles(), Path(place), info)
-        log = open_directory(Path(place), _bulk_settings(root), runs_in_background=False, renews_lease=True)
+        # Its rows are staged until they are shipped, and nobody reads this directory after a crash.
+        files = ScratchFiles()
+        remember(files, Path(place), info)
+        log = open_directory(
+            Path(place), _bulk_settings(root), runs_in_background=False, renews_lease=True, files=files
+        )
         try:
             yield log
         finally:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tidelog.client.tail import ServerPlace
 from tidelog.cold.catalog import Catalog, Descriptor
 from tidelog.pipeline.tasks import reading_ahead
 from tidelog.store.keys import DEFAULT_ENGINE, DEFAULT_ROOT, EngineKeys, TopicKeys
@@ -122,8 +123,18 @@ class FilePiece(msgspec.Struct, frozen=True):
         return self.end_byte - self.byte
 
 
+class OwnerPart(msgspec.Struct, frozen=True):
+    """Where the newest messages of a part are: at the owner of its partition, any server of the installation knows who
+    that is. `epoch` is that of the owner when they were planned, `size` about how many bytes they are."""
+
+    server: ServerPlace
+    epoch: int
+    size: float
+
+
 class ReadPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Offsets `start` to `stop` (exclusive) of a log: below `cold_stop` in objects, from there on in files.
+    """Offsets `start` to `stop` (exclusive) of a log: below `cold_stop` in objects, from there on in files, or at its
+    owner.
 
     `topic` is the name of the log. That of a partition is one of the logs of the topic `of_topic`.
     """
@@ -136,3 +147,4 @@ class ReadPart(msgspec.Struct, frozen=True, kw_only=True):
     cold_stop: int
     descriptors: tuple[Descriptor, ...] = ()
     files: tuple[FilePiece, ...] = ()
+    owner: OwnerPart | None = None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import pickle
 import sys
@@ -43,20 +44,33 @@ def map_in_arrow(rows: DataFrame, function: BatchFunction, schema: str) -> DataF
     from pyspark.sql.udf import _create_udf
     from pyspark.util import PythonEvalType
 
+    tuned = _Tuned(function)
     if not isinstance(rows, ClassicDataFrame):
-        return rows.mapInArrow(function, schema)
-    work: Any = _create_udf(f=function, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF, returnType=schema)
+        return rows.mapInArrow(tuned, schema)
+    work: Any = _create_udf(f=tuned, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF, returnType=schema)
     column = work(*(rows[name] for name in rows.columns))
     return ClassicDataFrame(rows._jdf.mapInArrow(column._jc, False, None), rows.sparkSession)
+
+
+class _Tuned:
+    """A function whose worker is tuned before it, and again when all that it needs is loaded."""
+
+    def __init__(self, function: BatchFunction) -> None:
+        self._function = function
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tune_worker()
+        yield from self._function(batches)
+        tune_worker()
 
 
 def rows_of_items(spark: SparkSession, function: ItemFunction, items: Sequence[object], schema: str) -> DataFrame:
     """What a function makes of items, one task for each."""
     numbers = spark.range(0, len(items), 1, max(1, len(items)))
-    return map_in_arrow(numbers, _Items(function, items), schema)
+    return map_in_arrow(numbers, Items(function, items), schema)
 
 
-class _Items:
+class Items:
     """What a task does with the number of its item. Each is pickled by itself, so that only its task unpacks it."""
 
     def __init__(self, function: ItemFunction, items: Sequence[object]) -> None:
@@ -101,12 +115,17 @@ def slots_of(spark: SparkSession) -> int:
         return _ASSUMED_SLOTS
 
 
-# Allocator tuning for workers that read many megabytes: freed memory is reused for the next read.
+# Tuning of workers. What is loaded is left out of garbage collections, and freed memory is reused for the next read.
+#
+# Spark collects garbage after every task. It would look at every module each time, which takes as long as reading some
+# MiB: a third of the CPU time of jobs with short tasks.
 #
 # The allocator of glibc takes large blocks from the operating system one by one and gives each of them back. Then every
 # page of every range is cleared and mapped again, which costs as much as reading it.
 #
 # Invariants
+# - Objects are left out once for each set of loaded modules. They are still freed when nothing refers to them; only
+#   cycles that exist at that time stay.
 # - A worker keeps at most `_KEPT_BYTES` of unused memory at the end of its heap.
 # - With any other allocator, nothing is changed.
 
@@ -118,6 +137,17 @@ _M_MMAP_THRESHOLD = -3
 # The most that older versions of glibc accept; ranges and columns of a batch are smaller.
 _LARGEST_IN_HEAP_BYTES = 32 << 20
 _KEPT_BYTES = 64 << 20
+
+
+def tune_worker() -> None:
+    """For the process of a task, before it and after it: it does nothing if nothing was loaded since the last call."""
+    _spare_collections(len(sys.modules))
+    keep_memory()
+
+
+@lru_cache(1)
+def _spare_collections(modules: int) -> None:
+    gc.freeze()
 
 
 @lru_cache(1)

@@ -27,7 +27,7 @@ import msgspec
 
 from tidelog import errors
 from tidelog.errors import InputError, InternalError, TidelogError
-from tidelog.pipeline.tasks import slots_of
+from tidelog.pipeline.tasks import slots_of, tune_worker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# A wave is one query: enough of them to see progress, not so many that starting them is the work.
+# A wave is one query, which takes a tenth of a second of CPU time by itself: enough of them to see progress, not so
+# many that starting them is the work.
 _WAVES = 20
+_TASKS_OF_SLOT = 2
 _MAX_WAVE_ITEMS = 256
 # While one wave runs out of tasks the next one fills the workers that have become free.
 _WAVES_AT_ONCE = 2
@@ -96,7 +98,7 @@ def _path_of(function: Callable[..., object]) -> str:
 
 
 def _waves(items: Sequence[Item], items_per_task: int, slots: int) -> list[Sequence[Item]]:
-    size = max(-(-len(items) // _WAVES), slots * items_per_task)
+    size = max(-(-len(items) // _WAVES), slots * _TASKS_OF_SLOT * items_per_task)
     size = min(size, _MAX_WAVE_ITEMS * items_per_task)
     return [items[start : start + size] for start in range(0, len(items), size)]
 
@@ -131,6 +133,8 @@ class _Work:
             result = function(pickle.loads(self._items[number]))
         except TidelogError as error:
             return _Answer(number, error=type(error).__name__, details=_details_of(error))
+        finally:
+            tune_worker()
         return _Answer(number, msgspec.msgpack.encode(result))
 
 

@@ -46,6 +46,7 @@ from tidelog.service.kafka.quotas import ClientQuotas
 from tidelog.service.kafka.server import KafkaServer
 from tidelog.service.kafka.slots import Slots
 from tidelog.service.kafka.transactions.coordinator import TransactionService
+from tidelog.service.kafka.transactions.lost_ends import LostEnds
 from tidelog.service.kafka.transactions.remote import MarkerRequests, RemoteCoordinators, Verification
 from tidelog.service.kafka.transactions.state_machine import TransactionRecord
 from tidelog.service.kafka.transactions.store import TransactionStore
@@ -174,6 +175,7 @@ class Node:
         self._transactions: TransactionService | None = None
         self._transaction_store: TransactionStore | None = None
         self._verification: Verification | None = None
+        self._lost_ends = LostEnds(directory._clock.now_us)
         self._quotas: ClientQuotas | None = None
         self._following: asyncio.Task[None] | None = None
         self.http = Service(self._broker, http_settings)
@@ -235,6 +237,8 @@ class Node:
     def _partition_opened(self, topic: str, partition: int, next_offset: int) -> None:
         self._groups.partition_opened(topic, partition, next_offset)
         served = self._broker.find(parse_topic_name(topic))
+        if served is not None:
+            self._lost_ends.opened(served.open[partition])
         if served is not None and not self.placement.is_alone:
             self.http.fences.forget(served.id)
         if self._verification is not None:
@@ -377,6 +381,7 @@ class Node:
         metadata, root = await in_store_thread(self._directory._shared_metadata)
         clock = self._directory._clock
         store = self._transaction_store = TransactionStore(metadata, root, clock, self._slots)
+        self._lost_ends.records = store
         steady = SteadyClock(clock)
         now_ms = lambda: steady.now_us() // 1000  # noqa: E731
         if self._slots is None:
@@ -422,6 +427,7 @@ class Node:
         if self._following is not None:
             self._following.cancel()
         await asyncio.gather(self._kafka.stop(), self._http.stop())
+        self._lost_ends.stop()
         if self._transactions is not None:
             await self._transactions.stop()
         await self._peers.close()

@@ -82,7 +82,7 @@ class Placement(Protocol):
         """Whether there are no other nodes, and never will be: nothing has to be asked for."""
 
     def nodes(self) -> Sequence[NodeAddress]:
-        """Those that are alive."""
+        """Those that are alive; never none of them once this node was one."""
 
     def controller(self) -> NodeAddress | None: ...
 
@@ -103,6 +103,10 @@ class Placement(Protocol):
 
     def topics(self) -> Mapping[TopicName, TopicFacts] | None:
         """All topics of the installation; None: those that the log directory knows."""
+
+    async def hear_of(self, name: TopicName) -> None:
+        """Returns once `topics` has a topic that another node created a moment ago; at once if there is none, or it was
+        asked too often. ServerUnavailableError if there is one, and this node does not hear of it."""
 
     async def create(self, name: TopicName, partitions: int, settings: Mapping[str, object]) -> TopicFacts:
         """Returns when every partition has an owner, or after a while; ConflictError if the topic exists."""
@@ -154,6 +158,9 @@ class Alone:
 
     def topics(self) -> None:
         return None
+
+    async def hear_of(self, name: TopicName) -> None:
+        """There is no other node."""
 
     async def create(self, name: TopicName, partitions: int, settings: Mapping[str, object]) -> TopicFacts:
         raise AssertionError("the directory of a node by itself creates its topics")

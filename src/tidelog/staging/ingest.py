@@ -435,7 +435,7 @@ def ingester_of(tiered: TieredLog, max_message_bytes: int, check_rows: CheckRows
         log,
         OwnedLedger(owned),
         owned.catalog.keys,
-        lambda: Staging(node.objects, tiered.history.fetcher),
+        lambda: Staging(node.objects, tiered.history.fetcher, others_may_wait=not node.runs_in_background),
         lambda: tiered.shipped_offset,
         node.clock,
         max_message_bytes=max_message_bytes,

@@ -41,8 +41,9 @@ class Staging(NamedTuple):
 
     objects: ObjectStore
     fetcher: Fetcher
-    is_local: bool = False
-    """On the disk of the log: reading takes no longer than appending, so that others may wait for it."""
+    others_may_wait: bool = False
+    """Whether appends may be held while rows are read: on the disk of the log that takes no longer than appending them,
+    and nobody else appends to the log of a job."""
 
 
 class StagedRows:
@@ -58,7 +59,7 @@ class StagedRows:
     @property
     def is_read_once(self) -> bool:
         """Whether it is to be written beside the log while it is looked through."""
-        return self._staging.is_local and self._staged.bytes > _KEPT_BYTES
+        return self._staging.others_may_wait and self._staged.bytes > _KEPT_BYTES
 
     def verify(self, check_rows: CheckRows) -> None:
         """Reads all. DataError or NotFoundError when it is not what was committed, or what `check_rows` raises."""

@@ -38,6 +38,7 @@ Of a cluster of nodes, what every node watches, and beside it what only some rea
     {root}/cluster/settings                    how the load manager decides
     {root}/cluster/requests/{id}               what an operator asked for: the leader carries it out
     {root}/cluster-loads/{node}                what a node has to do at present, under its lease
+    {root}/cluster-tails/{node}                what is only on the disk of a node; it stays when the node dies
     {root}/cluster-decisions/{time_us:020}     what the leader has decided, and why
 
 Objects, below the URL of the store:
@@ -705,6 +706,7 @@ class ClusterKeys:
         self.coordinators = self.prefix + "coordinators"
         self.settings = self.prefix + "settings"
         self.loads_prefix = f"{root}/cluster-loads/"
+        self.tails_prefix = f"{root}/cluster-tails/"
         self.decisions_prefix = f"{root}/cluster-decisions/"
 
     def node(self, name: str) -> str:
@@ -728,6 +730,9 @@ class ClusterKeys:
     def load(self, node: str) -> str:
         return self.loads_prefix + check_part(node)
 
+    def tail(self, node: str) -> str:
+        return self.tails_prefix + check_part(node)
+
     def decision(self, time_us: int) -> str:
         return f"{self.decisions_prefix}{_checked_number(time_us, 'a time'):020d}"
 
@@ -735,6 +740,11 @@ class ClusterKeys:
 def topics_prefix(root: str = DEFAULT_ROOT) -> str:
     """All topics of an installation, in the metadata store."""
     return f"{check_part(root)}/{_TOPICS}/"
+
+
+def engines_prefix(root: str = DEFAULT_ROOT) -> str:
+    """What the metadata store knows about all engines of an installation."""
+    return f"{check_part(root)}/{_ENGINE}/"
 
 
 def parse_topic_key(key: str, root: str = DEFAULT_ROOT) -> TopicKey | None:

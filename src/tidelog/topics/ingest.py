@@ -188,7 +188,7 @@ class LocalStagings:
             if self._staging is None:
                 objects = open_store(staging_url(self._root))
                 fetcher = Fetcher(objects, self._fetchers, ColdReadCounters(), FetchSettings.of(objects.settings))
-                self._staging = Staging(objects, fetcher, is_local=True)
+                self._staging = Staging(objects, fetcher, others_may_wait=True)
             return self._staging
 
     def _remove_uncommitted(self, keys: TopicKeys) -> None:

@@ -19,6 +19,7 @@ from tidelog.cold.tiered_reader import HistoryOf, TieredView
 from tidelog.errors import NotFoundError, RetryError
 from tidelog.files import Files, LocalFiles
 from tidelog.log.binding import BoundFiles
+from tidelog.log.reader import ReadableLog
 from tidelog.log.settings import LogSettings
 from tidelog.log.view import LogView
 from tidelog.topics.message import TIMESTAMP_FIELD, group_of
@@ -133,13 +134,13 @@ class TopicViews:
             return self._view(directory)
         return self._tiered(name, hot)
 
-    def _tiered(self, name: TopicName, hot: LogView | None) -> TieredView:
+    def _tiered(self, name: TopicName, hot: ReadableLog | None) -> TieredView:
         assert self._catalogs is not None and self._history_of is not None
         return TieredView(hot, self._history_of, self._catalogs.of(*name), time_field=TIMESTAMP_FIELD)
 
-    def stored(self, name: TopicName) -> TieredView:
-        """What the store has of a topic."""
-        return self._tiered(name, None)
+    def stored(self, name: TopicName, hot: ReadableLog | None = None) -> TieredView:
+        """What the store has of a topic, and what is at its `hot` end."""
+        return self._tiered(name, hot)
 
     def _tail(self, directory: Path, catalog: Catalog) -> LogView | None:
         """The files here, unless another node has written since: then they are not the end of the topic any more."""

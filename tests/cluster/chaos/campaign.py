@@ -7,15 +7,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from tests.cluster.chaos.checker import Anomaly, Promises, by_check
+from tests.cluster.chaos.engines import ENGINE, Driving, EngineReading
 from tests.cluster.chaos.history import Final, Recorder, Rescued
-from tests.cluster.chaos.linearizability import ask_porcupine, operations
+from tests.cluster.chaos.linearizability import ask_porcupine, operations, register_operations
 from tests.cluster.chaos.machines import Machines, until
 from tests.cluster.chaos.nemesis import Nemesis
 from tests.cluster.chaos.report import report
@@ -30,13 +31,13 @@ from tests.cluster.chaos.workloads import (
     Workload,
 )
 
-ORDERS, COPY, TRANSACTED, SYNCED, REGISTER, EVENTS = (
+ORDERS, COPY, TRANSACTED, SYNCED, REGISTER, EVENTS, ENDS = (
     *("chaos.orders", "chaos.copy", "chaos.transacted"),
-    *("chaos.synced", "chaos.register", "chaos.events"),
+    *("chaos.synced", "chaos.register", "chaos.events", "chaos.ends"),
 )
-PARTITIONS = {ORDERS: 4, COPY: 4, TRANSACTED: 3, SYNCED: 4, REGISTER: 3, EVENTS: 1}
+PARTITIONS = {ORDERS: 4, COPY: 4, TRANSACTED: 3, SYNCED: 4, REGISTER: 3, EVENTS: 1, ENDS: 2}
 PROMISES = Promises(
-    shipped=frozenset(PARTITIONS) - {SYNCED},
+    shipped=frozenset(PARTITIONS) - {SYNCED, ENDS},
     synced=frozenset({SYNCED}),
     read_by={"readers": ORDERS, "subscribers": EVENTS},
     redelivers=frozenset({"subscribers"}),
@@ -44,6 +45,8 @@ PROMISES = Promises(
 )
 _QUIET_SECONDS = 240.0
 _READ_SECONDS = 300.0
+_STABLE_SECONDS = 180.0
+"""So long transactions may stay open that nobody goes on with: they have a timeout of a minute."""
 
 
 class Outcome(NamedTuple):
@@ -74,11 +77,13 @@ class Campaign:
         nemesis = Nemesis(self._machines, self.recorder, targets, self._seed)
         until(lambda: all(one.has_answered_since(0.0) for one in producing))
         end = time.monotonic() + minutes * 60
-        while time.monotonic() < end:
-            nemesis.strike(nemesis.choose(), lambda moment: all(one.has_answered_since(moment) for one in producing))
+        is_served = lambda moment: all(one.has_answered_since(moment) for one in producing)  # noqa: E731
+        while time.monotonic() < end and nemesis.strike(nemesis.choose(), is_served):
+            pass
         self._settle(producing)
+        unstable = self._unstable()
         for topic, count in PARTITIONS.items():
-            self.recorder.add(*final(self._machines.bootstrap, topic, count))
+            self.recorder.add(*final(self._machines.bootstrap, topic, count, unstable))
         said = self._machines.said("Traceback", "Fatal Python error")
         fatal = [*nemesis.unexpected, *(line for one in self._workloads for line in one.fatal)]
         fatal += [f"{name}: {line}" for name, lines in said.items() for line in lines]
@@ -88,11 +93,12 @@ class Campaign:
     def _create_topics(self) -> None:
         admin = AdminClient({**QUIET, "bootstrap.servers": self._machines.bootstrap})
         topics = [
-            NewTopic(topic, count, config={} if topic == SYNCED else {"tidelog.durability": "shipped"})
+            NewTopic(topic, count, config={"tidelog.durability": "shipped"} if topic in PROMISES.shipped else {})
             for topic, count in PARTITIONS.items()
         ]
         for created in admin.create_topics(topics).values():
             created.result(120)
+        self._machines.operations.add_engine(ENGINE)
 
     def _start(self) -> list[Producing]:
         common = (self.recorder, self._machines.bootstrap)
@@ -102,13 +108,18 @@ class Campaign:
             Producing(*common, "c", EVENTS, 1, 0.02),
         ]
         urls = [self._machines.url(name) for name in self._machines.nodes]
+        self._subscribing = Subscribing(self.recorder, urls, "subscribers", EVENTS)
+        driver = Driving(self.recorder, urls, self._seed)
         self._workloads = [
             *producing,
+            driver,
+            *(EngineReading(self.recorder, urls, f"e{number}", self._seed, driver) for number in range(2)),
             *(Appending(*common, f"r{number}", REGISTER, PARTITIONS[REGISTER]) for number in range(3)),
             *(Transacting(*common, f"t{number}", TRANSACTED, PARTITIONS[TRANSACTED]) for number in range(2)),
+            Transacting(*common, "u", ENDS, PARTITIONS[ENDS]),
             *(Copying(*common, f"copy{number}", "copiers", ORDERS, COPY) for number in range(2)),
             *(GroupReading(*common, f"g{number}", "readers", ORDERS) for number in range(2)),
-            Subscribing(self.recorder, urls, "subscribers", EVENTS),
+            self._subscribing,
         ]
         for workload in self._workloads:
             workload.start()
@@ -117,7 +128,7 @@ class Campaign:
     def _settle(self, producing: list[Producing]) -> None:
         """Those who write stop first; the others get time for what is left, as long as they get on."""
         for workload in self._workloads:
-            if isinstance(workload, Producing | Appending | Transacting):
+            if isinstance(workload, Producing | Appending | Transacting | Driving):
                 workload.stop()
         shown, since = -1, time.monotonic()
         while not self._is_done():
@@ -128,7 +139,7 @@ class Campaign:
                 break
             time.sleep(1.0)
         for workload in self._workloads:
-            if not isinstance(workload, Producing | Appending | Transacting):
+            if not isinstance(workload, Producing | Appending | Transacting | Driving):
                 workload.stop()
 
     def _copied(self) -> int:
@@ -150,13 +161,38 @@ class Campaign:
             places = [TopicPartition(ORDERS, number) for number in range(PARTITIONS[ORDERS])]
             ends = [consumer.get_watermark_offsets(place, 60)[1] for place in places]
             read = [[one.offset for one in who.committed(places, 60)] for who in (consumer, copier)]
-            return all(offset >= end for some in read for offset, end in zip(some, ends, strict=True))
+            end_of_events = consumer.get_watermark_offsets(TopicPartition(EVENTS, 0), 60)[1]
+            are_read = all(offset >= end for some in read for offset, end in zip(some, ends, strict=True))
+            return are_read and self._subscribing.newest + 1 >= end_of_events
         except KafkaException as error:
             self.recorder.note("campaign", f"offsets at the end: {error}")
             return False
         finally:
             consumer.close()
             copier.close()
+
+    def _unstable(self) -> dict[tuple[str, int], int]:
+        """How many offsets of each partition stay behind an open transaction."""
+        admin = AdminClient({**QUIET, "bootstrap.servers": self._machines.bootstrap})
+        places = [TopicPartition(topic, number) for topic, count in PARTITIONS.items() for number in range(count)]
+
+        def ends(level: IsolationLevel) -> dict[tuple[str, int], int]:
+            latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+            wanted = dict.fromkeys(places, latest)
+            asked = admin.list_offsets(wanted, isolation_level=level)
+            return {(one.topic, one.partition): answer.result(60).offset for one, answer in asked.items()}
+
+        unstable: dict[tuple[str, int], int] = {}
+        deadline = time.monotonic() + _STABLE_SECONDS
+        while True:
+            try:
+                all_of_it, stable = ends(IsolationLevel.READ_UNCOMMITTED), ends(IsolationLevel.READ_COMMITTED)
+                unstable = {place: all_of_it[place] - stable[place] for place in all_of_it}
+            except KafkaException as error:
+                self.recorder.note("campaign", f"stable offsets: {error}")
+            if (unstable and not any(unstable.values())) or time.monotonic() > deadline:
+                return unstable
+            time.sleep(1.0)
 
     def _rescue(self) -> None:
         """What the disks have of the tails that were lost: nodes are stopped, and asked as an operator would."""
@@ -190,7 +226,8 @@ class Campaign:
         self.recorder.close()
         events = self.recorder.events
         checks = by_check(events, PROMISES)
-        linearizable = ask_porcupine(operations(events, REGISTER), self._directory)
+        asked = operations(events, REGISTER) | register_operations(events, f"engine {ENGINE}")
+        linearizable = ask_porcupine(asked, self._directory)
         facts = {
             "minutes": minutes,
             "seed": self._seed,
@@ -206,7 +243,7 @@ class Campaign:
         return Outcome(anomalies, illegal, fatal, self._directory)
 
 
-def final(bootstrap: str, topic: str, count: int) -> Iterator[Final]:
+def final(bootstrap: str, topic: str, count: int, unstable: Mapping[tuple[str, int], int]) -> Iterator[Final]:
     """All committed messages of each partition, up to its end."""
     settings = {"group.id": "none", "enable.auto.commit": False, "isolation.level": "read_committed"}
     consumer = Consumer({**QUIET, **settings, "bootstrap.servers": bootstrap, "enable.partition.eof": True})
@@ -226,4 +263,4 @@ def final(bootstrap: str, topic: str, count: int) -> Iterator[Final]:
                 found[partition].append((offset, value.decode()))
     consumer.close()
     for number, messages in found.items():
-        yield Final(topic=topic, partition=number, messages=messages)
+        yield Final(topic=topic, partition=number, messages=messages, unstable=unstable.get((topic, number), -1))

@@ -3,13 +3,15 @@
     append      lost, offset used twice, doubled, out of order, never sent, aborted but visible
     read        dirty (a message that is not there in the end), out of order, missed by a group
     group       a committed offset that went back
-    transaction partial, committed but missing; a copied message that is missing or doubled
+    transaction partial, committed but missing, never ended; a copied message that is missing or doubled
 
 Invariants
 - A topic with `durability=shipped` loses nothing acknowledged, and no reader ever saw what is not there in the end.
 - A topic with `synced` may lose a tail with its owner. It is on that owner's disk then: each acknowledged message is in
   the topic, at its offset, or among those that a disk gave back. Its offsets may be used again, for other messages.
-- What is unknown may be there or not; in a transaction it is there as a whole or not at all.
+- What is unknown may be there or not; in a transaction it is there as a whole or not at all, where its topic loses
+  nothing. Elsewhere it may have lost a part; what was aborted is visible nowhere, and every transaction ends.
+- A subscription with one consumer may deliver again what it delivered before. What is new to it comes in order.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ class Facts:
         self.committed: list[Committed] = []
         self.transactions: dict[str, str] = {}
         self.final: dict[Place, list[tuple[int, str]]] = {}
+        self.unstable: dict[Place, int] = {}
         self.rescued: dict[str, set[str]] = defaultdict(set)
         for event in events:
             self._take(event)
@@ -84,6 +87,7 @@ class Facts:
                 self.transactions[event.name] = event.outcome
             case Final():
                 self.final[event.topic, event.partition] = event.messages
+                self.unstable[event.topic, event.partition] = event.unstable
             case Rescued():
                 self.rescued[event.topic].update(value for _, value in event.messages)
             case _:
@@ -185,10 +189,21 @@ def dirty_reads(facts: Facts, promises: Promises) -> Iterator[Anomaly]:
 
 
 def reads_out_of_order(facts: Facts, promises: Promises) -> Iterator[Anomaly]:
-    """Within one life a reader's offsets grow; a subscription delivers again what was not acknowledged."""
+    """Within one life a reader's offsets grow; a subscription delivers again what was not acknowledged, and what is new
+    to it in order, over all its lives."""
     last: dict[tuple[str, int, str, int], int] = {}
+    delivered: dict[tuple[str, int, str], set[int]] = defaultdict(set)
+    newest: dict[tuple[str, int, str], int] = {}
     for read in facts.reads:
         if read.reader.partition("/")[0] in promises.redelivers:
+            who = (read.topic, read.partition, read.reader)
+            for offset, value in read.messages:
+                if offset not in delivered[who]:
+                    if offset < newest.get(who, -1):
+                        text = f"{read.reader} first got {value} at {offset} after {newest[who]}"
+                        yield Anomaly("read out of order", _name(who[:2]), text)
+                    delivered[who].add(offset)
+                    newest[who] = max(offset, newest.get(who, -1))
             continue
         key = (read.topic, read.partition, read.reader, read.life)
         for offset, value in read.messages:
@@ -237,8 +252,8 @@ def offsets_that_went_back(facts: Facts, promises: Promises) -> Iterator[Anomaly
 
 
 def partial_transactions(facts: Facts, promises: Promises) -> Iterator[Anomaly]:
-    """All messages of a transaction are visible, or none."""
-    visible = {topic: set(facts.values(topic)) for topic, _ in facts.final}
+    """All messages of a transaction are visible, or none, in topics that lose nothing."""
+    visible = {topic: set(facts.values(topic)) for topic, _ in facts.final if topic in promises.shipped}
     members: dict[str, list[Append]] = defaultdict(list)
     for append in facts.appends:
         if append.transaction and append.topic in visible:
@@ -249,6 +264,13 @@ def partial_transactions(facts: Facts, promises: Promises) -> Iterator[Anomaly]:
         if there not in (0, len(appends)) or (is_committed and there != len(appends)):
             outcome = facts.transactions.get(name, "unknown")
             yield Anomaly("partial", name, f"{outcome}: {there} of its {len(appends)} messages are visible")
+
+
+def open_transactions(facts: Facts, promises: Promises) -> Iterator[Anomaly]:
+    """In the end, long after the last timeout, nothing is undecided."""
+    for place, count in facts.unstable.items():
+        if count:
+            yield Anomaly("never ended", _name(place), f"the last {count} offsets are behind an open transaction")
 
 
 def wrong_copies(facts: Facts, promises: Promises) -> Iterator[Anomaly]:
@@ -272,6 +294,7 @@ CHECKS: Mapping[str, Callable[[Facts, Promises], Iterator[Anomaly]]] = {
     "groups and subscriptions see everything": messages_missed,
     "committed offsets do not go back": offsets_that_went_back,
     "transactions are atomic": partial_transactions,
+    "transactions end": open_transactions,
     "copies are exactly once": wrong_copies,
 }
 

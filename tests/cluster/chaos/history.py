@@ -89,12 +89,36 @@ class Committed(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     end: float
 
 
+class EnginePut(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """A put with a condition was applied, or refused: `match` is the seq of the version that it asks for, 0 for none,
+    -1 for any."""
+
+    key: str
+    seq: int
+    match: int
+    is_applied: bool
+    begin: float
+    end: float
+
+
+class EngineRead(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """A client read an object of the engine; `seq` is that of its version, 0 if there was none."""
+
+    key: str
+    client: str
+    seq: int
+    begin: float
+    end: float
+
+
 class Final(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """A partition as it is at the end, for readers of committed messages."""
+    """A partition as it is at the end, for readers of committed messages; `unstable`: how many offsets they do not get,
+    for they are behind an open transaction."""
 
     topic: str
     partition: int
     messages: list[tuple[int, str]]
+    unstable: int = 0
 
 
 class Rescued(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -125,7 +149,20 @@ class Note(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     end: float
 
 
-Event = Append | Transaction | Read | EndOffset | Commit | Committed | Final | Rescued | Fault | Note
+Event = (
+    Append
+    | Transaction
+    | Read
+    | EndOffset
+    | Commit
+    | Committed
+    | EnginePut
+    | EngineRead
+    | Final
+    | Rescued
+    | Fault
+    | Note
+)
 
 
 class Recorder:

@@ -1,4 +1,5 @@
-"""Asks Porcupine (Go) whether each partition behaved as one log, whoever owned it.
+"""Asks Porcupine (Go) whether each partition behaved as one log, and each object of an engine as one register, whoever
+owned it.
 
 Invariants
 - Only operations whose effect is known are asked about: an append that nobody answered is one if the log has its
@@ -16,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.chaos.history import Append, EndOffset, Event, Final
+from tests.cluster.chaos.history import Append, EndOffset, EnginePut, EngineRead, Event, Final
 
 _SOURCE = Path(__file__).with_name("porcupine")
 _NEVER = 1 << 60
@@ -47,6 +48,24 @@ def operations(events: Iterable[Event], topic: str) -> dict[str, list[dict[str, 
         one = {"client": clients.setdefault(who, len(clients)), "kind": kind, "offset": offset}
         one |= {"call": _nanoseconds(event.begin), "return": _NEVER if event.end is None else _nanoseconds(event.end)}
         found[f"{topic}/{event.partition}"].append(one)
+    return found
+
+
+def register_operations(events: Iterable[Event], engine: str) -> dict[str, list[dict[str, Any]]]:
+    """The same for the objects of an engine."""
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    clients: dict[str, int] = {}
+    for event in events:
+        if isinstance(event, EnginePut):
+            # Those that were applied together are of clients of their own.
+            who, one = f"put {event.seq}", {"kind": "put", "match": event.match, "isApplied": event.is_applied}
+        elif isinstance(event, EngineRead):
+            who, one = event.client, {"kind": "read"}
+        else:
+            continue
+        one |= {"client": clients.setdefault(who, len(clients)), "offset": event.seq}
+        one |= {"call": _nanoseconds(event.begin), "return": _nanoseconds(event.end)}
+        found[f"{engine}/{event.key}"].append(one)
     return found
 
 

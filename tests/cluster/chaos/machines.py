@@ -110,7 +110,7 @@ class Machine:
     def _start(self) -> None:
         program = [sys.executable, node_program.__file__, str(self._clock), "serve", "--dir", str(self.data)]
         command = [*program, "--node", self.name, "--kafka", f"{HOST}:0", "--http", f"{HOST}:0", *self._options]
-        self._forget()
+        self.forget()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -126,8 +126,8 @@ class Machine:
             raise RuntimeError(f"{self.name} did not start; what it said is in {self.log}")
         self.kafka, self.http = (int(line[1].rpartition(":")[2].strip("/")) for line in lines)
 
-    def _forget(self) -> None:
-        """The life before this one."""
+    def forget(self) -> None:
+        """The life that has ended."""
         if self.process is not None and self.process.stdout is not None:
             self.process.stdout.close()
 
@@ -217,6 +217,7 @@ class Machines:
         for machine in self.nodes.values():
             with contextlib.suppress(RuntimeError):
                 machine.stop()
+            machine.forget()
         for pid in self.etcd.pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -274,7 +275,7 @@ class Machines:
     def is_whole(self) -> bool:
         """Whether every node is a member and every partition has one."""
         status = self.operations.status()
-        return bool(status["nodes"] == len(NODES) and status["unassigned"] == 0)
+        return bool(status.nodes == len(NODES) and status.unassigned == 0)
 
     def said(self, *words: str) -> dict[str, list[str]]:
         """The lines of each node's log that have one of these words."""

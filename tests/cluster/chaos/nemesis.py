@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from tests.cluster.chaos.history import Fault, Recorder
-from tests.cluster.chaos.machines import MEMBERS, NODES, Machines, until
+from tests.cluster.chaos.machines import MEMBERS, NODES, WAIT_SECONDS, Machines, until
 from tests.cluster.chaos.network import How, Path
 
 MAX_SECONDS = 12.0
@@ -97,8 +97,9 @@ class Nemesis:
 
     # Doing
 
-    def strike(self, misfortunes: list[Misfortune], is_served: Callable[[float], bool]) -> None:
-        """All of them at once, to their ends; then waits until everything is served again."""
+    def strike(self, misfortunes: list[Misfortune], is_served: Callable[[float], bool]) -> bool:
+        """All of them at once, to their ends; then waits until everything is served again. Whether it is: if not, that
+        is an anomaly of its own."""
         with ThreadPoolExecutor(len(misfortunes)) as pool:
             spans = list(pool.map(self._timed, misfortunes))
         self.restart_ended()
@@ -110,6 +111,10 @@ class Nemesis:
             self._recorder.add(
                 Fault(kind=kind, target=target, begin=begin, end=end, recovered=recovered, detail=detail)
             )
+        if not is_whole:
+            what = ", ".join(f"{one.kind} {one.target} {one.detail}".rstrip() for one in misfortunes)
+            self.unexpected.append(f"not served again {WAIT_SECONDS:g} s after: {what}")
+        return is_whole
 
     def _timed(self, misfortune: Misfortune) -> tuple[float, float]:
         begin = self._recorder.now()

@@ -55,7 +55,7 @@ class Network:
         self._cuts: dict[Path, How] = {}
         self._changed = asyncio.Event()
         self._open: set[_Connection] = set()
-        self._targets: dict[str, Callable[[], Address]] = {}
+        self._servers: list[asyncio.Server] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="chaos-network", daemon=True)
         self._thread.start()
@@ -70,6 +70,7 @@ class Network:
                 await self._serve(reader, writer, source, target, address)
 
         server = await asyncio.start_server(serve, HOST, 0, limit=_PIECE_BYTES)
+        self._servers.append(server)
         port: int = server.sockets[0].getsockname()[1]
         return port
 
@@ -82,10 +83,13 @@ class Network:
 
     def close(self) -> None:
         async def end() -> None:
+            for server in self._servers:
+                server.close()
             tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0.1)  # connections that were reset are closed by then
 
         asyncio.run_coroutine_threadsafe(end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)

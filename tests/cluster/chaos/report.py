@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from tests.cluster.chaos.checker import Anomaly
-from tests.cluster.chaos.history import Append, Event, Fault, Note, Read, Transaction
+from tests.cluster.chaos.history import Append, EnginePut, EngineRead, Event, Fault, Note, Read, Transaction
 
 _EXAMPLES = 10
 NEMESIS = "nemesis"
@@ -58,6 +58,9 @@ def _operations(events: Sequence[Event]) -> list[str]:
     ]
     rows += [(f"messages read by {group}", count) for group, count in sorted(read.items())]
     rows += [(f"transactions {outcome}", count) for outcome, count in sorted(ended.items())]
+    puts = Counter("applied" if event.is_applied else "refused" for event in events if isinstance(event, EnginePut))
+    rows += [(f"puts of the engine {outcome}", count) for outcome, count in sorted(puts.items())]
+    rows.append(("reads of the engine", sum(isinstance(event, EngineRead) for event in events)))
     return ["## Operations", "", *table(("what", "count"), rows)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,8 @@ from tests.cluster.chaos.history import (
     Commit,
     Committed,
     EndOffset,
+    EnginePut,
+    EngineRead,
     Event,
     Fault,
     Final,
@@ -22,13 +25,14 @@ from tests.cluster.chaos.history import (
     Transaction,
     read_history,
 )
-from tests.cluster.chaos.linearizability import operations
+from tests.cluster.chaos.linearizability import ask_porcupine, operations, register_operations
 from tests.cluster.chaos.report import report
 
 PROMISES = Promises(
     shipped=frozenset({"orders", "copy", "moved"}),
     synced=frozenset({"synced"}),
-    read_by={"readers": "orders"},
+    read_by={"readers": "orders", "subscribers": "orders"},
+    redelivers=frozenset({"subscribers"}),
     copies={"copy": "orders"},
 )
 
@@ -53,9 +57,9 @@ def ended(name: str, outcome: str) -> Transaction:
     return Transaction(name=name, outcome=outcome, begin=0.0, end=1.0)  # type: ignore[arg-type]
 
 
-def read(*messages: tuple[int, str], life: int = 1) -> Read:
-    """By a member of the group."""
-    return Read(topic="orders", partition=0, reader="readers/one", life=life, messages=list(messages), end=1.0)
+def read(*messages: tuple[int, str], life: int = 1, by: str = "readers") -> Read:
+    """By a member of the group, or the consumer of the subscription."""
+    return Read(topic="orders", partition=0, reader=f"{by}/one", life=life, messages=list(messages), end=1.0)
 
 
 def committed(offset: int, at: float) -> Commit:
@@ -83,6 +87,8 @@ GOOD: dict[str, Event] = {
     "copy": final("copy", (0, "a:1"), (1, "a:0"), (4, "a:2")),
     "read": read(*ORDERS),
     "again": read(ORDERS[2], life=2),
+    "got": read(*ORDERS[:2], by="subscribers"),
+    "got again": read(*ORDERS[1:], ORDERS[0], life=2, by="subscribers"),
     "commit": committed(2, 1.0),
     "asked": asked(2, 2.0),
     "m:0": sent("moved", "m:0", 0, "x"),
@@ -97,6 +103,10 @@ GOOD: dict[str, Event] = {
     "s:1": sent("synced", "s:1", 1),
     "s:2": sent("synced", "s:2", 1),
     "synced": final("synced", (0, "s:0"), (1, "s:2")),
+    "s:4": sent("ends", "s:4", 0, "v"),
+    "s:5": sent("ends", "s:5", 1, "v"),
+    "v": ended("v", "committed"),
+    "ends": final("ends", (0, "s:4")),
     "rescued": Rescued(topic="synced", partition=0, node="n1", messages=[(1, "s:1")]),
     "fault": Fault(kind="kill", target="n1", begin=0.0, end=1.0, recovered=2.0),
     "note": Note(who="a", text="something", end=1.0),
@@ -127,6 +137,19 @@ PLANTED: dict[str, tuple[str, dict[str, Event]]] = {
     "read, then another": ("dirty read", {"read": read(*ORDERS[:2], (2, "a:3"))}),
     "read backwards": ("read out of order", {"again": read(ORDERS[2], ORDERS[1], life=2)}),
     "the same again": ("read out of order", {"again": read(ORDERS[2], life=1)}),
+    "skipped, and then delivered": (
+        "read out of order",
+        {"got": read(ORDERS[0], ORDERS[2], by="subscribers")},
+    ),
+    "never delivered by the subscription": (
+        "missed",
+        {"got again": read(ORDERS[1], life=2, by="subscribers")},
+    ),
+    "aborted, and there, where a tail may be lost": ("aborted", {"v": ended("v", "aborted")}),
+    "an open transaction": (
+        "never ended",
+        {"ends": Final(topic="ends", partition=0, messages=[(0, "s:4")], unstable=2)},
+    ),
     "never delivered": ("missed", {"read": read(ORDERS[0]), "again": read(ORDERS[2])}),
     "offset went back": ("went back", {"later": asked(1, 3.0)}),
     "offset is gone": ("went back", {"later": asked(None, 3.0)}),
@@ -176,6 +199,35 @@ def test_porcupine_is_asked_about_what_happened() -> None:
     assert shown == [("append", 0, 0), ("append", 1, 0), ("append", 2, 0), ("end", 3, 1)]
     assert asked_about[0]["return"] == 500_000_000
     assert asked_about[1]["return"] > 1 << 50
+
+
+@pytest.mark.long
+def test_porcupine_finds_a_stale_read_and_a_put_that_was_wrongly_applied(tmp_path: Path) -> None:
+    """Objects of an engine are registers: what was acknowledged is read, and conditions are asked of it."""
+
+    def put(seq: int, match: int, *, is_applied: bool) -> EnginePut:
+        return EnginePut(key="one", seq=seq, match=match, is_applied=is_applied, begin=seq, end=seq + 0.5)
+
+    def got(seq: int, at: float) -> EngineRead:
+        return EngineRead(key="one", client="a", seq=seq, begin=at, end=at + 0.1)
+
+    good: list[Event] = [
+        got(0, 0.0),
+        put(1, 0, is_applied=True),
+        put(2, 1, is_applied=True),
+        put(3, 1, is_applied=False),
+    ]
+    histories: dict[str, list[Event]] = {
+        "good": [*good, got(2, 4.0), put(5, -1, is_applied=True), got(5, 6.0)],
+        "stale": [*good, got(1, 4.0)],
+        "refused": [*good, put(4, 1, is_applied=True)],
+    }
+    asked_about = {name: register_operations(events, "e")["e/one"] for name, events in histories.items()}
+    found = ask_porcupine(asked_about, tmp_path)
+    if shutil.which("go") is None:
+        assert set(found.values()) == {"not asked: Go is not installed"}
+    else:
+        assert found == {"good": "Ok", "stale": "Illegal", "refused": "Illegal"}
 
 
 def test_report_shows_what_was_found() -> None:

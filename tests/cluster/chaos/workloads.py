@@ -19,7 +19,7 @@ import contextlib
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -40,6 +40,27 @@ PATIENCE_SECONDS = 300.0
 SESSION_MS = 15_000
 _TRANSACTION_SECONDS = 60.0
 _MAX_UNANSWERED = 5000
+_OFFSETS_SECONDS = 90.0
+
+
+def within(seconds: float, work: Callable[..., object], *arguments: object) -> None:
+    """A call of a client that may never return, whatever timeout it was given (librdkafka#5456, #5511: a coordinator
+    that is away). It is left behind then, in a thread of its own, with its client."""
+    raised: list[KafkaException | SystemError] = []
+
+    def call() -> None:
+        try:
+            work(*arguments)
+        except (KafkaException, SystemError) as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"the client did not return in {seconds:g} s"))
+    if raised:
+        raise raised[0]
 
 
 class Workload:
@@ -249,6 +270,8 @@ class Transactions:
             outcome = self._ended(producer, aborts=aborts)
         except KafkaException as error:
             outcome = self._failed(error)
+        except SystemError as error:  # the binding calls back while it has an error to raise
+            outcome = self._failed(KafkaException(KafkaError(KafkaError._FAIL, str(error))))
         if self._producer is None:
             self.sent.forget()
         self.outcomes[outcome] += 1
@@ -356,7 +379,8 @@ class Copying(Workload):
                     assert isinstance(value, bytes)
                     producer.produce(self._target, value, partition=partition)
                 positions = [one for one in consumer.position(consumer.assignment()) if one.offset >= 0]
-                producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), PATIENCE_SECONDS)
+                group = consumer.consumer_group_metadata()
+                within(_OFFSETS_SECONDS, producer.send_offsets_to_transaction, positions, group, PATIENCE_SECONDS)
 
             if not self.transactions.run(fill):
                 return
@@ -460,6 +484,8 @@ class Subscribing(Workload):
         self._urls = urls
         self._topic = topic
         self._life = 0
+        self.newest = -1
+        """The last offset that it got."""
 
     def _run(self) -> None:
         while not self._is_over.is_set():
@@ -487,6 +513,7 @@ class Subscribing(Workload):
                         end=self.recorder.now(),
                     )
                     self.recorder.add(read)
+                    self.newest = max(self.newest, *(one.offset for one in messages))
                     consumer.ack_many(messages)
         finally:
             consumer.close()

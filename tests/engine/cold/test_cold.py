@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.stations import KEYS, EngineNode, new_store
+from tests.log.workbench import wait_until
 
 from tidelog.cold.fetch import ColdCache, ReadAhead
 from tidelog.engine.cold.reader import ColdReader
@@ -117,6 +118,27 @@ def test_a_scan_fetches_neighbours_together(cold: EngineNode, reverse: bool) -> 
     found = [(one.key, one.data) for one in cold.engine.scan("bucket", reverse=reverse, with_values=True)]
     assert found == sorted(wanted.items(), reverse=reverse)
     assert len(seen) < COUNT // 5
+
+
+def test_a_scan_that_goes_on_asks_for_places_before_it_needs_them(cold: EngineNode) -> None:
+    """Where the next values are is looked up by other threads, many objects at a time: a store far away would hold up
+    every batch otherwise.
+    """
+    descriptors: list[str] = []
+
+    def look(operation: str, key: str) -> None:
+        if key.startswith(KEYS.segments_prefix) and operation in ("find", "get"):
+            descriptors.append(threading.current_thread().name)
+
+    store_of(cold).on_request = look
+    objects = [one for one in cold.view.descriptors() if one.codec == "none"]  # the others are read one by one
+    scan = cold.engine.scan("bucket", with_values=True)
+    assert [next(scan).data for _ in range(65)] == [data_of(number) for number in range(2, 67)]
+    if objects:
+        known = cold.shipping.reader._objects.known_plain
+        wait_until(lambda: len(known()) == len(objects), "all objects are known")
+        assert set(descriptors) > {threading.current_thread().name}
+    assert [one.data for one in scan] == [data_of(number) for number in range(67, COUNT)]
 
 
 def test_reads_of_many_fetch_neighbours_together(cold: EngineNode) -> None:

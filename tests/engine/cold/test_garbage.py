@@ -80,7 +80,7 @@ def test_what_becomes_of_pieces(live: dict[int, int], needed_from_lsn: int, expe
     """Dead ones go from the front; the newest stays, and so does what is replayed."""
     usage = Usage([piece(number) for number in range(4)])
     for number, size in live.items():
-        usage._live[number] = size
+        usage.numbers[3 + 3 * number] = size
     uses = usage.judged(needed_from_lsn)
     assert " ".join(use.fate for use in uses) == expected
     assert drop_below(uses) == below
@@ -102,7 +102,8 @@ def test_what_is_compacted_need_not_stay_for_its_values(
 ) -> None:
     """Pieces that are wholly compacted go although versions point into them, unless a restore reads them."""
     usage = Usage([piece(number) for number in range(4)])
-    usage._live[:3] = [7, 7, 7]
+    for number in range(3):
+        usage.numbers[3 + 3 * number] = 7
     uses = usage.judged(needed_from_lsn, compacted_lsn)
     assert " ".join(use.fate for use in uses) == expected
     assert drop_below(uses) == below

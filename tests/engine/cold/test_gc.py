@@ -8,6 +8,8 @@ from tests.engine.stations import KEYS, EngineNode, new_store, successor
 from tidelog.cold.catalog import Catalog
 from tidelog.engine.cold.gc import ComparedDataFiles, EngineCollector, drop_wal, overlapping
 from tidelog.engine.entry import CreateBucket, PutObject
+from tidelog.engine.sst.snapshot import StoredState
+from tidelog.engine.sst.value_file import ValueName
 from tidelog.errors import FencedError, StoreUnavailableError
 from tidelog.store.keys import CheckpointId, ObjectId
 from tidelog.store.metadata.bucket import BucketMetadataStore
@@ -131,10 +133,10 @@ def test_dropped_log_stays_while_the_published_copy_names_it() -> None:
         assert len(node.view.object_keys()) < len(there)
 
 
-def test_collection_beside_the_owner_leaves_value_files_alone() -> None:
+def test_collection_beside_the_owner_removes_only_value_files_that_no_version_refers_to() -> None:
     """The loss: a job that removes what no snapshot, compaction or descriptor names would remove every large value.
 
-    Only the owner knows which versions refer to one; a value that was uploaded before its record is nobody's yet.
+    Rows of snapshots refer to them. One that was uploaded before its record is nobody's yet, and stays.
     """
     with EngineNode(new_store(), large_value_bytes=1024, local_retention_bytes=0).open() as node:
         puts = [(seq, PutObject("b", f"k{seq % 3}", bytes([seq]) * 3000)) for seq in range(2, 12)]
@@ -147,13 +149,39 @@ def test_collection_beside_the_owner_leaves_value_files_alone() -> None:
         node.clock.advance(1_000_000)
         values = {info.key for info in node.objects.list(KEYS.values_prefix)}
         assert len(values) >= 10
+        last_seq = node.view.manifest.checkpoints[-1].seq
+        unused, young = (KEYS.values_prefix + str(ValueName(seq, 7, 3, 9)) for seq in (last_seq, last_seq + 1))
+        for key in (unused, young):
+            node.objects.put(key, b"x")
         metadata = BucketMetadataStore(node.objects)
         collector = EngineCollector(
             *(Catalog(metadata, KEYS), node.objects, KEYS, node.clock, lambda compaction: ComparedDataFiles()),
             grace_seconds=0,
         )
         plan = collector.plan()
-        assert not values & {one.key for one in plan.removable}
+        assert [one.key for one in plan.removable if one.kind == "value file"] == [unused]
+        assert [one.key for one in plan.found if one.kind == "value file" and one.action == "keep"] == [young]
         collector.apply(plan)
-        assert {info.key for info in node.objects.list(KEYS.values_prefix)} == values
+        assert {info.key for info in node.objects.list(KEYS.values_prefix)} == {*values, young}
         node.assert_same([3, 7, 11])
+
+
+def test_value_files_stay_while_a_snapshot_cannot_be_read() -> None:
+    """The loss: its rows refer to values, and what they refer to is not known."""
+    with EngineNode(new_store(), large_value_bytes=1024).open() as node:
+        node.apply_these([(1, CreateBucket("b")), (2, PutObject("b", "k", b"v" * 3000))])
+        node.ship_all()
+        node.engine.create_checkpoint()
+        node.clock.advance(1_000_000)
+        (unused,) = (KEYS.values_prefix + str(ValueName(1, 7, 3, 9)),)
+        node.objects.put(unused, b"x")
+        (state,) = node.view.manifest.checkpoints
+        (part,) = StoredState(node.objects, state).parts()
+        node.objects.put(part.key, b"?" * part.size)
+        metadata = BucketMetadataStore(node.objects)
+        collector = EngineCollector(
+            *(Catalog(metadata, KEYS), node.objects, KEYS, node.clock, lambda compaction: ComparedDataFiles()),
+            grace_seconds=0,
+        )
+        assert not [one for one in collector.plan().removable if one.kind == "value file"]
+        assert len([*node.objects.list(KEYS.values_prefix)]) == 2

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.campaign import every, examples, first_seed
+from tests.engine.compacting import compact_by_hand
 from tests.engine.engines import RandomEntries
 from tests.engine.replica_group import Log, Replica, settings_of
 from tests.engine.stations import DIRECTORY, new_store
@@ -17,7 +18,15 @@ from tests.engine.stations import DIRECTORY, new_store
 import tidelog
 from tidelog.clock import ManualClock
 from tidelog.engine.entry import CopyObject, CreateBucket, DeleteObject, PutObject
-from tidelog.errors import DataError, FencedError, NotSupportedError, StoreUnavailableError, TidelogError
+from tidelog.errors import (
+    ConflictError,
+    DataError,
+    FencedError,
+    NotSupportedError,
+    OffsetOutOfRangeError,
+    StoreUnavailableError,
+    TidelogError,
+)
 from tidelog.testing import Crash, FaultyStore, World
 
 WAIT_SECONDS = 60.0
@@ -222,10 +231,10 @@ def test_follower_works_while_the_store_is_away() -> None:
 
 
 @pytest.mark.deeper
-@pytest.mark.parametrize("settings", [{}, {"keep_versions": 2}, {"large_value_bytes": 1024}])
+@pytest.mark.parametrize("settings", [{}, {"keep_versions": 1}, {"keep_versions": 2}, {"large_value_bytes": 1024}])
 def test_replicas_give_the_models_answers_whatever_is_killed(settings: dict[str, Any]) -> None:
-    """Three replicas, entries that are rolled back, kills, takeovers and collections: at the same seq they answer as
-    the model does, always.
+    """Three replicas, entries that are rolled back, kills, takeovers, collections that move values, compactions by
+    another process: at the same seq they answer as the model does, always.
     """
     for seed in range(first_seed(), first_seed() + examples(1)):
         play = Play(seed, settings)
@@ -243,8 +252,8 @@ class Play:
         self._entries = RandomEntries(f"group-{seed}")
         self._steps = [self.add, self.add, self.add, self.drive, self.drive, self.finish_some]
         self._steps += [self.ship, self.ship, self.settle, self.settle, self.settle, self.kill, self.kill, self.cut]
-        self._steps += [self.take_over, self.collect, self.copy_some, self.copy_some]
-        self.takeovers = 0
+        self._steps += [self.take_over, self.collect, self.move_values, self.compact, self.copy_some, self.copy_some]
+        self.moved_values = self.compactions = 0
 
     def step(self) -> None:
         one = self.choose.choice(self.replicas)
@@ -253,11 +262,29 @@ class Play:
         self.log.check(one, [self.choose.randint(0, self.log.last_seq + 1)])
 
     def end(self) -> None:
+        """What did not happen by chance happens now, and then the owner changes."""
+        for step in (self.move_values, self.compact):
+            step(self.owner)
+            self.check_all()
         self.take_over(next(one for one in self.replicas if one.engine.is_follower))
+        self.move_values(self.owner)
+        if self.owner.settings.keep_versions is None:
+            assert self.compactions
+        else:  # then there may be no compaction: the log of versions that were removed is gone
+            assert self.moved_values
+        self.check_all()
         for one in self.replicas:
             self.log.drive(one, self.log.last_seq)
             self.log.check(one, [self.log.low_water_mark])
             one.close()
+
+    @property
+    def owner(self) -> Replica:
+        return next(one for one in self.replicas if not one.engine.is_follower)
+
+    def check_all(self) -> None:
+        for one in self.replicas:
+            self.log.check(one, [])
 
     def add(self, one: Replica) -> None:
         self.log.add(self._entries.entries(self.choose.randrange(1, 9), self.log.last_seq + 1))
@@ -283,8 +310,7 @@ class Play:
         self.log.low_water_mark = min(each.engine.applied_seq for each in self.replicas)
         for each in self.replicas:
             each.engine.update_low_water_mark(self.log.low_water_mark)
-        owner = next(each for each in self.replicas if not each.engine.is_follower)
-        for each in (owner, *self.replicas):
+        for each in (self.owner, *self.replicas):
             self.ship(each)
         if self.choose.random() < 0.5:
             self.ship(one)
@@ -311,15 +337,47 @@ class Play:
                 each.engine.rollback_to(seq)
 
     def take_over(self, one: Replica) -> None:
+        """Now and then the former owner does not know it yet: it changes nothing in the store."""
         if one.engine.is_follower:
-            before = next(each for each in self.replicas if not each.engine.is_follower)
+            before = self.owner
             one.take_over()
-            self.takeovers += 1
+            if self.choose.random() < 0.5:
+                self.log.drive(before, self.log.last_seq)
+                for call in (before.engine.ship, before.engine.collect_garbage, before.engine.compact):
+                    with pytest.raises(FencedError):
+                        call()
+                self.log.check(one, [self.log.low_water_mark])
             self.kill(before)
 
     def collect(self, one: Replica) -> None:
         if one.settings.keep_versions is not None:
-            one.engine.collect_garbage()
+            self.moved_values += one.engine.collect_garbage().moved_values
+
+    def move_values(self, one: Replica) -> None:
+        """Values that stay, each among many that are overwritten: the owner moves the former, and drops the log."""
+        if one.settings.keep_versions is None:
+            return
+        entries: list[Any] = [CreateBucket("moved")] if "moved" not in self.log.model.at(self.log.last_seq) else []
+        for number in range(40):
+            key = f"stays-{self.log.last_seq}-{number}" if number % 10 == 0 else f"goes-{number % 3}"
+            entries.append(PutObject("moved", key, self.choose.randbytes(900)))
+        self.log.add(list(enumerate(entries, self.log.last_seq + 1)))
+        self.log.drive(one, self.log.last_seq)
+        for _ in range(3):  # what was moved is dropped when it was shipped, with the next collection
+            self.settle(one)
+            self.collect(self.owner)
+
+    def compact(self, one: Replica) -> None:
+        """Another process writes values to files of its own, and the log before them may go."""
+        self.settle(one)
+        if not self.owner.engine.high_water_mark:
+            return
+        # The same snapshot is listed already; or the owner has dropped the log of versions that it has removed.
+        with contextlib.suppress(ConflictError, OffsetOutOfRangeError):
+            compact_by_hand(one.objects, clock=one.clock)
+            self.compactions += 1
+        self.settle(one)
+        self.collect(self.owner)
 
 
 @pytest.mark.deeper

@@ -111,6 +111,37 @@ def test_overwrites_leave_little_garbage_in_the_store() -> None:
         assert_state(other.engine, other.model, other.engine.applied_seq)
 
 
+def test_what_the_store_has_dropped_leaves_the_disk_too() -> None:
+    """However much may stay there: nobody points into it, here or in the store."""
+    node = EngineNode(new_store(), **{**SETTINGS, "local_retention_bytes": 1 << 30}).open()
+    source, sizes = Overwrites(), list[int]()
+    for _ in range(20):
+        node.apply_these(source.entries(60, node.engine.applied_seq + 1))
+        node.ship_all()
+        node.clock.advance(1)
+        node.engine.collect_garbage()
+        sizes.append(node.engine.statistics().wal.file_bytes)
+    assert max(sizes) < 350_000, sizes  # of some million
+    assert_state(node.engine, node.model, node.engine.applied_seq)
+    node.crash()
+    with node.open():
+        assert_state(node.engine, node.model, node.engine.applied_seq)
+    node.crash()
+
+
+def test_checkpoints_are_made_only_for_pieces_that_wait_for_one() -> None:
+    """Each costs an image of every page that is changed after it, which would be more log than the values are."""
+    engine = open_local(DIRECTORY, FaultyFiles(), msgspec.structs.replace(SMALL, **SETTINGS))
+    source, moves = Overwrites(keys=200), 0
+    for _ in range(60):
+        engine.apply_many(source.entries(40, engine.applied_seq + 1))
+        engine.update_low_water_mark(engine.applied_seq)
+        moves += engine.collect_garbage().moved_values > 0
+    checkpoints = engine.statistics().checkpoints
+    assert 0 < checkpoints < moves / 2, (checkpoints, moves)
+    engine.close()
+
+
 class Walk:
     """An owner with a store, a reader beside it, crashes, losses of the disk and compactions, in any order."""
 
@@ -353,15 +384,15 @@ def _first(found: object, then: Any) -> Any:
 @pytest.mark.parametrize(
     ("pieces", "expected"),
     [
-        ([(90, 10), (90, 10), (0, 100)], 0),
-        ([(10, 90), (10, 90), (50, 50)], 20),
-        ([(10, 90), (90, 10), (90, 10), (90, 10)], 0),
-        ([(10, 90), (10, 90), (10, 90), (90, 10)], 30),
-        ([(0, 100), (10, 90), (80, 20)], 20),
+        ([(90, 10), (90, 10), (0, 20)], 0),
+        ([(10, 90), (10, 90), (50, 50)], 10),
+        ([(10, 90), (20, 80), (90, 10), (90, 10)], 30),
+        ([(0, 100), (0, 100), (10, 90), (80, 20)], 0),
+        ([(90, 10), (0, 100), (0, 100), (90, 10)], 30),
     ],
 )
 def test_values_are_moved_until_enough_of_the_log_is_live(pieces: list[tuple[int, int]], expected: int) -> None:
-    """From the front, never out of the newest; a piece without any goes by itself, and does not count."""
+    """From the front, never out of the newest; a piece that is dropped anyway does not count."""
     uses = [
         PieceUse(
             name="piece",
@@ -370,12 +401,12 @@ def test_values_are_moved_until_enough_of_the_log_is_live(pieces: list[tuple[int
             size=100,
             live_bytes=live,
             dead_bytes=dead,
-            fate="newest" if number == len(pieces) - 1 else "live" if live else "drop",
+            fate="newest" if number == len(pieces) - 1 else "live" if live else "behind" if pieces[0][0] else "drop",
         )
         for number, (live, dead) in enumerate(pieces)
     ]
-    assert move_below(uses, 0.5, 1) == expected
-    assert move_below(uses, 0.5, 1000) == 0
+    assert move_below(uses, 220, 1) == expected
+    assert move_below(uses, 220, 1000) == 0
 
 
 def test_growing_log_is_collected_by_itself(tmp_path: Path) -> None:
@@ -394,6 +425,35 @@ def test_growing_log_is_collected_by_itself(tmp_path: Path) -> None:
         else:
             raise AssertionError("nothing was collected")
         assert engine.read("b", "k7").data == b"v" * 1000
+
+
+def test_entries_are_slowed_down_by_a_collection_and_not_by_a_store_that_hangs(tmp_path: Path) -> None:
+    """While it gets on, entries that outrun it wait. If it has done nothing for some seconds, they go on."""
+    with tidelog.open_engine(tmp_path / "e", keep_versions=1, rotate_max_bytes="64KiB") as engine:
+        upkeep, clock = engine._upkeep, ManualClock()
+        engine._core.clock = clock
+        assert upkeep._collecting is not None
+        upkeep._is_collecting, upkeep._collects_at, upkeep._due_bytes = True, 1000, 100
+        upkeep.garbage().progress_seconds = clock.monotonic()
+        assert upkeep.grown(1010, 0.001) == 0, "a little more is free"
+        assert 0 < upkeep.grown(1050, 0.001) < upkeep.grown(1100, 0.001)
+        assert upkeep.grown(100_000, 1.0) == 1, "never longer than this"
+        clock.advance(60)
+        assert upkeep.grown(100_000, 1.0) == 0
+        upkeep.garbage()._go_on()
+        assert upkeep.grown(100_000, 1.0) == 1
+
+
+def test_files_of_the_log_are_small_beside_what_is_live(tmp_path: Path) -> None:
+    """The loss: a file of 100 MB is kept as a whole by one value in it."""
+    with tidelog.open_engine(tmp_path / "e", keep_versions=1) as engine:
+        upkeep = engine._upkeep
+        engine.apply(1, tidelog.CreateBucket("b"))
+        upkeep._seals_at = engine._core.wal.next_position + 1000
+        for seq in range(2, 12):
+            engine.apply(seq, tidelog.PutObject("b", "k", b"v" * 500))
+        assert len(engine._core.wal.spans()) == 2
+        assert upkeep._seals_at > engine._core.wal.next_position + (1 << 20)
 
 
 def test_entries_give_way_to_maintenance_that_waits() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
+from concurrent.futures import Executor, Future
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,10 +14,11 @@ from hypothesis import strategies as st
 from tests.engine.stations import KEYS, new_store
 
 from tidelog.cold.fetch import ColdCache
-from tidelog.engine.sst.block import Row
+from tidelog.engine.sst.block import Row, rows_in
 from tidelog.engine.sst.sstable import RowPart, SSTable, encode_sstable, opened_in_memory
 from tidelog.errors import CorruptionError, DataError, InputError, NotFoundError
 from tidelog.store.keys import CompactedId
+from tidelog.store.scheduler import DaemonPool
 from tidelog.testing import FaultyStore
 
 ROWS = st.dictionaries(
@@ -76,6 +79,41 @@ def test_a_row_costs_one_request() -> None:
     store.reset_traffic()
     assert list(file.rows()) == rows
     assert store.traffic.requests["read_range"] == 1
+
+
+def test_blocks_are_fetched_ahead_of_who_reads_on() -> None:
+    """Single ones are not; of those that come together the next are asked for when some are read, also where no thread
+    is free for that, or all are gone.
+    """
+    store, rows = new_store(), many_rows(9000)
+    file = SSTable(store, written(store, rows), kind="values")
+    blocks, ends = len(file.footer.blocks), (rows[0][0], rows[-1][0] + b"\0")
+    assert blocks > 8
+    for threads in (DaemonPool(1, "test"), _NobodyFree(), _Closed()):
+        store.reset_traffic()
+        found = file.blocks_between(*ends, iter([1, 2, 3, blocks]), threads)
+        whole = [next(found)]
+        assert store.traffic.requests["read_range"] == 1
+        whole.append(next(found))  # the first of two
+        if isinstance(threads, DaemonPool):
+            threads.submit(int).result()  # after what was asked for ahead
+            assert store.traffic.requests["read_range"] == 3
+        whole += found
+        assert [row for raw, count in whole for row in rows_in(raw, count, b"")] == rows
+        assert store.traffic.requests["read_range"] == 4
+    left = file.blocks_between(*ends, iter([2, 3, 4]), threads)
+    next(left)
+    left.close()  # type: ignore[attr-defined]
+
+
+class _NobodyFree(Executor):
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return Future()
+
+
+class _Closed(Executor):
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        raise RuntimeError("closed")
 
 
 def test_the_cache_is_bounded() -> None:

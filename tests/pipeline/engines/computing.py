@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, get_type_hints
@@ -11,7 +10,7 @@ from typing import Any, get_type_hints
 import msgspec
 import pyarrow as pa
 import pytest
-from tests.pipeline.engines.table_flow import TableFlow
+from tests.pipeline.engines.table_flow import TableFlow, TableRows
 
 from tidelog.engine.mvcc.cells import BUCKETS, SEQ_BYTES, decode_cell, is_pointer
 from tidelog.engine.mvcc.vacuum_rules import Rule
@@ -23,17 +22,16 @@ from tidelog.pipeline.cost import cost as cost_store
 from tidelog.pipeline.cost.tasks import LiveCount, LiveCounter
 from tidelog.pipeline.jobs.engine import digest, verify, verify_lost, verify_replicas, verify_tasks
 from tidelog.pipeline.jobs.engine.digest_tasks import (
-    DAMAGE,
+    _PART_BYTES,
     START,
     ComputedState,
     Merge,
     PartMerge,
     PartResult,
-    RawRow,
     RowItem,
     _added_up,
-    batches_of,
     parts_in,
+    sorted_rows,
 )
 from tidelog.pipeline.jobs.engine.rows import doomed, note_alive
 from tidelog.pipeline.jobs.engine.verify_columns import sound_compaction
@@ -82,36 +80,9 @@ def count_here(spark: object, items: Sequence[RowItem], size: int, counter: Live
 
 
 def _sorted_batches(items: Sequence[RowItem]) -> Iterator[pa.RecordBatch]:
-    batches = [batch for item in items for batch in batches_of(item)]
-    found = [row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
-    rows = [(part, row) for row in found for part in _parts_of(row)]
-    rows.sort(key=lambda one: (one[0], one[1][1], one[1][0], one[1][2], one[1][3]))
-    return _batches(rows)
-
-
-def _parts_of(row: RawRow) -> range:
-    source, key, *_ = row
-    if source == DAMAGE:
-        return range(1)
-    if source == START or key.startswith(b"b"):
-        return range(PARTS)
-    number = zlib.crc32(key[:-8]) % PARTS
-    return range(number, number + 1)
-
-
-def _batches(rows: list[tuple[int, RawRow]]) -> Iterator[pa.RecordBatch]:
-    for start in range(0, len(rows), 100):
-        some = rows[start : start + 100]
-        yield pa.record_batch(
-            [
-                pa.array([part for part, _ in some], pa.int32()),
-                pa.array([row[0] for _, row in some], pa.int32()),
-                pa.array([row[1] for _, row in some], pa.binary()),
-                pa.array([row[2] for _, row in some], pa.int64()),
-                pa.array([row[4] for _, row in some], pa.binary()),
-            ],
-            names=["part", "source", "key", "lsn", "cell"],
-        )
+    rows = sorted_rows(TableFlow(), items, PARTS * _PART_BYTES)
+    assert isinstance(rows, TableRows)
+    return (batch for table in rows.tables for batch in table.to_batches(max_chunksize=100))
 
 
 def values_here(

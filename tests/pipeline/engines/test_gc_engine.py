@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from tests.campaign import examples, first_seed
 from tests.engine.compacting import build_by_hand, checkpoint_by_hand, compact_by_hand, publish_by_hand
+from tests.engine.engines import assert_state
+from tests.engine.mvcc.test_relocation import Overwrites
 from tests.engine.stations import KEYS, EngineNode, new_store, successor, usurp
 from tests.pipeline.engines.engine_places import work_here
 from tests.pipeline.engines.in_memory import place_of
+from tests.pipeline.engines.jobs_here import compact, root_of
 
 from tidelog.clock import ManualClock
 from tidelog.cold.catalog import Catalog
@@ -21,6 +27,7 @@ from tidelog.cold.gc import Candidate, Reason
 from tidelog.engine.cold.gc import ComparedDataFiles, references_of
 from tidelog.engine.cold.manifest import Pinning, read_manifest
 from tidelog.engine.sst.sorted_index import Compaction
+from tidelog.engine.sst.sstable import RowPart, SSTable
 from tidelog.errors import ConflictError, DataError, InputError, NotFoundError
 from tidelog.pipeline.address import OpenedEngine
 from tidelog.pipeline.jobs import gc as gc_job
@@ -496,3 +503,48 @@ def test_data_files_that_the_index_names_stay_whatever_a_plan_says() -> None:
     carry_out(node, msgspec.structs.replace(made, plans=(msgspec.structs.replace(one, found=tuple(forged)),)))
     assert set(named) <= keys_of(node)
     assert_whole(node)
+
+
+@pytest.mark.deeper
+@pytest.mark.parametrize("nth", range(examples(1)))
+def test_node_and_spark_collect_one_engine_in_any_order_and_lose_nothing(nth: int) -> None:
+    """The node removes versions, moves values and deletes files of large ones; Spark compacts and collects beside it.
+
+    What the node removed is in no compaction, and all that is kept can be read, here and after the loss of the disk.
+    """
+    seed = first_seed() + nth
+    choose, source = random.Random(seed), Overwrites(seed)
+    settings: dict[str, Any] = {"keep_versions": 1, "rotate_max_bytes": 8 << 10, "inline_value_bytes": 0}
+    settings |= {"large_value_bytes": 1024, "local_retention_bytes": 0}
+    with EngineNode(new_store(), name=f"both-{seed}", **settings).open() as node:
+        moved = compacted = removed = 0
+        for _ in range(8):
+            node.apply_these(source.entries(40, node.engine.applied_seq + 1))
+            node.ship_all()
+            node.apply_these(source.entries(choose.randrange(3), node.engine.applied_seq + 1))  # not final
+            node.clock.advance(1)
+            for step in choose.sample(("node", "compact", "spark", "snapshot"), 3):
+                if step == "node":
+                    moved += node.engine.collect_garbage().moved_values
+                elif step == "compact":
+                    compacted += compact(node.objects).dropped_versions
+                    there = {key for one in root_of(node).versions for key, _ in rows_of(node, one)}
+                    assert there <= {key for key, _ in node.core.tree.scan()}
+                elif step == "spark":
+                    report = collect(node)
+                    assert report.is_good
+                    removed += report.removed_objects
+                else:
+                    node.engine.create_checkpoint()
+            assert_state(node.engine, node.model, node.engine.applied_seq)
+            assert isinstance(node.objects, FaultyStore)
+            other = EngineNode(node.objects.after_crash(), name="reader", clock=node.clock)
+            other.restore()
+            with other.open():
+                assert_state(other.engine, node.model, node.view.manifest.high_water_mark)
+        assert min(moved, compacted, removed) > 10
+
+
+def rows_of(node: EngineNode, part: RowPart) -> Iterator[tuple[bytes, bytes]]:
+    """The rows of a file of the version index."""
+    return SSTable(node.objects, part, kind="versions").rows()

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 from tests.engine.compacting import checkpoint_by_hand, compact_by_hand
+from tests.engine.stations import EngineNode
 from tests.pipeline.engines.computing import work_here, work_without_spark
 from tests.pipeline.engines.damaged import StoredEngine
 from tests.pipeline.engines.eventful import EventfulEngine
@@ -18,6 +19,7 @@ from tests.pipeline.engines.table_flow import TableFlow
 import tidelog
 from tidelog.clock import ManualClock
 from tidelog.engine.cold.gc import drop_wal
+from tidelog.engine.entry import CreateBucket, PutObject
 from tidelog.engine.mvcc.cells import decode_cell, is_pointer
 from tidelog.engine.sst.blob_file import (
     BlobPointer,
@@ -34,6 +36,8 @@ from tidelog.pipeline.jobs.engine.verify import verify_engine
 from tidelog.pipeline.jobs.engine.verify_columns import sound_compaction
 from tidelog.store.keys import EngineKeys
 from tidelog.store.metadata.bucket import BucketMetadataStore
+from tidelog.store.settings import StoreSettings
+from tidelog.store.urls import open_store
 
 KEYS = EngineKeys()
 NO_SPARK: Any = None
@@ -313,3 +317,24 @@ def test_spark_does_the_same(healthy: StoredEngine, tmp_path: Path, spark: Spark
     for kind in kinds:
         assert any(DAMAGES[kind][1] in problem for problem in told), told
     assert len(told) == len(kinds)
+
+
+def test_files_of_large_values_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has what its name says; a changed byte is found, and told with its file."""
+    work_without_spark(monkeypatch)
+    (tmp_path / "store").mkdir()
+    objects = open_store((tmp_path / "store").as_uri(), StoreSettings())
+    with EngineNode(objects, name="large", large_value_bytes=1024).open() as node:
+        puts = [(seq, PutObject("b", f"k{seq}", bytes([seq]) * 3000)) for seq in range(2, 5)]
+        node.apply_these([(1, CreateBucket("b")), *puts])
+        node.ship_all()
+        node.engine.create_checkpoint()
+    root = find_engine((tmp_path / "store").as_uri())
+    report = verify_engine(NO_SPARK, root)
+    assert (report.value_files, report.findings) == (3, ())
+    key = sorted(info.key for info in objects.list(KEYS.values_prefix))[1]
+    data = bytearray(objects.read_range(key, 0, 1 << 20))
+    data[2000] ^= 1
+    objects.put(key, bytes(data))
+    (finding,) = verify_engine(NO_SPARK, root).findings
+    assert key in str(finding)

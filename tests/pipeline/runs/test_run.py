@@ -21,6 +21,7 @@ from tidelog.pipeline.runs.definition import Definition, parse_definition
 from tidelog.pipeline.runs.run import PipelineReport, next_due_us, open_book, plan_run, run_pipeline
 from tidelog.pipeline.runs.state import LEASE_SECONDS, PipelineState
 from tidelog.pipeline.runs.steps import Request
+from tidelog.pipeline.session.java import GatewayError
 from tidelog.testing import ManualClock
 
 Job = Callable[[Request], JobReport]
@@ -144,6 +145,29 @@ def test_what_may_pass_is_tried_again_as_often_as_the_step_says(tmp_path: Path, 
     assert (report.steps[0].status, report.steps[0].error) == ("failed", "StoreUnavailableError")
     jobs.errors["ship"] = iter([ConfigError("wrong")])
     assert _run(definition, clock).steps[0].attempts == 1
+
+
+def test_java_that_is_killed_while_it_starts_or_speaks_is_tried_again(
+    tmp_path: Path, jobs: Jobs, clock: ManualClock
+) -> None:
+    """Java that has ended may have been killed, also before it was ready; an error of its whose words went with it is
+    one like any other. What is known not to pass is not tried again."""
+    definition = _definition(tmp_path, {"do": "verify", "retries": 2})
+    jobs.errors["verify"] = iter([GatewayError("Java has ended"), _WordlessError()])
+    assert (_run(definition, clock).ok, jobs.done) == (True, ["verify"])
+    jobs.errors["verify"] = iter([_WordlessError()] * 3)
+    report = _run(definition, clock)
+    assert (report.steps[0].error, report.steps[0].attempts) == ("RetryError", 3)
+    assert "Spark raised _WordlessError, and Java has ended" in (report.steps[0].message or "")
+
+
+class _WordlessError(Exception):
+    """An error of Spark's, whose words are asked for in Java."""
+
+    __module__ = "py4j.protocol"
+
+    def __str__(self) -> str:
+        raise ConnectionRefusedError
 
 
 @pytest.mark.parametrize("killed", ["ship", "verify", "report"])

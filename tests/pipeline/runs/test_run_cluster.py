@@ -14,14 +14,16 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow.parquet as pq
 import pytest
 from pyspark.find_spark_home import _find_spark_home
 from tests.campaign import first_seed
 from tests.pipeline.spark_servers import JAVA_OPTIONS, connect_server, run_submit, standalone_cluster
+from tests.servers import S3Server
 
 import tidelog
 from tidelog.cli.pipeline import submit
@@ -31,11 +33,15 @@ from tidelog.pipeline.runs.run import open_book
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = ROOT / "docs" / "how-to" / "pipeline-run.md"
+SQL_GUIDE = ROOT / "docs" / "how-to" / "spark-sql.md"
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LIMIT_SECONDS = 600
 MESSAGES = 200
 ATTEMPTS = 5
-KILLS = 4
+PARTS = 8
+LATEST_SECONDS = 20.0
+PROGRAMS = Path(_find_spark_home(), "bin")
+ENVIRONMENT = {**os.environ, "JDK_JAVA_OPTIONS": JAVA_OPTIONS, "PYSPARK_PYTHON": sys.executable}
 STEPS = {"ship", "compact", "verify", "table", "totals", "checkpoint", "digest", "gc", "report"}
 
 pytestmark = pytest.mark.long
@@ -44,19 +50,39 @@ pytestmark = pytest.mark.long
 @pytest.fixture
 def declared(tmp_path: Path) -> Path:
     """The pipeline of the guide, over two topics and an engine; everything in it is due every second."""
-    with tidelog.open(tmp_path / "data", store=(tmp_path / "bucket").as_uri(), metadata="bucket") as log:
+    return declare(tmp_path, tmp_path.as_uri())
+
+
+@pytest.fixture
+def declared_in_s3(s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, with the store in SeaweedFS."""
+    settings = s3_server.settings()
+    assert settings.store_secret_access_key is not None
+    monkeypatch.setenv("AWS_ENDPOINT_URL", str(settings.store_endpoint))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", str(settings.store_access_key_id))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", settings.store_secret_access_key.reveal())
+    return declare(tmp_path, store_of(s3_server, tmp_path))
+
+
+def store_of(server: S3Server, directory: Path) -> str:
+    return server.url(f"pipelines/{directory.name}")
+
+
+def declare(directory: Path, store: str) -> Path:
+    with tidelog.open(directory / "data", store=f"{store}/bucket", metadata="bucket") as log:
         for name in ("shop/orders", "shop/returns"):
             log.topic(name).append_many([b'{"id": %d}' % number for number in range(MESSAGES)], sync=True)
-    with tidelog.open_engine(tmp_path / "engine", store=(tmp_path / "objects").as_uri()) as engine:
+    with tidelog.open_engine(directory / "engine", store=f"{store}/objects") as engine:
         engine.apply(1, tidelog.CreateBucket("photos"))
         engine.apply_many([(seq, tidelog.PutObject("photos", f"{seq % 7}", b"x" * seq)) for seq in range(2, 60)])
         engine.update_low_water_mark(59)
         engine.ship()
     blocks = dict(BLOCK.findall(GUIDE.read_text("utf-8")))
     text = re.sub(r'every = "\w+"', 'every = "1s"', blocks["toml"]).replace("local[*]", "local[2]")
-    (tmp_path / "pipeline.toml").write_text(text)
-    (tmp_path / "our_jobs.py").write_text(blocks["python pipeline"])
-    return tmp_path / "pipeline.toml"
+    text = text.replace("keep_reports = 30", "keep_reports = 1000")
+    (directory / "pipeline.toml").write_text(text)
+    (directory / "our_jobs.py").write_text(blocks["python pipeline"])
+    return directory / "pipeline.toml"
 
 
 def command(file: Path, *arguments: str) -> list[str]:
@@ -70,8 +96,11 @@ def output_of(words: list[str], **how: Any) -> str:
     return str(done.stdout)
 
 
-def run_declared(program: list[str], directory: Path, environment: dict[str, str]) -> None:
+def run_declared(directory: Path, environment: dict[str, str]) -> None:
     """Runs Spark's declarative pipelines; again where a worker of a busy machine was later than Spark waits for it."""
+    lasting = "spark.sql.catalogImplementation=hive"  # the second run finds the tables of the first
+    patient = f"spark.python.authenticate.socketTimeout={LIMIT_SECONDS}s"  # a worker of a busy machine starts late
+    program = [str(PROGRAMS / "spark-pipelines"), "run", "--conf", lasting, "--conf", patient]
     said = ""
     for _ in range(ATTEMPTS):
         done = subprocess.run(
@@ -104,27 +133,142 @@ def totals(file: Path) -> int:
         return sum(1 for _ in log.topic("totals/orders").read()) if log.has_topic("totals/orders") else 0
 
 
-def test_pipeline_that_stays_and_is_killed_goes_on_where_it_was(declared: Path) -> None:
-    """Killed with its Spark at any moment and started again: each step of a run is done once, and all is well."""
-    chance = random.Random(first_seed())
-    for _ in range(KILLS):
-        process = subprocess.Popen(
-            command(declared, "--every"), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        time.sleep(chance.uniform(1, 60))  # where it is then does not matter
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    done = subprocess.run(
-        command(declared, "--json"), capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    reports = reports_of(declared)
-    assert all(one["ok"] for one in reports)
-    assert json.loads(done.stdout)["run"] == reports[-1]["run"]
+class Killed:
+    """A pipeline that stays, in a session of the system's, and is hit in one of these ways at some instant."""
+
+    BELOW: ClassVar = {"java": "bin/java", "worker": "pyspark.daemon"}
+    WAYS: ClassVar = (*BELOW, "driver", "everything", "store", "rival")
+
+    def __init__(self, file: Path, server: S3Server, chance: random.Random) -> None:
+        self._file = file
+        self._server = server
+        self._chance = chance
+        self._said = (file.parent / "said").open("ab")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def hit(self, way: str, after_seconds: float) -> bool:
+        """Starts it where it does not run. It is at work when its time has come, whatever was there before, and ends
+        only if that is what is done; whether it was."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                command(self._file, "--every", "--debug"),
+                start_new_session=True,
+                stdout=self._said,
+                stderr=subprocess.STDOUT,
+            )
+        time.sleep(after_seconds)  # where it is then does not matter
+        assert self._process.poll() is None, (self._file.parent / "said").read_text("utf-8", "replace")[-5000:]
+        if way in self.BELOW:
+            found = [one for one, command in self._running().items() if self.BELOW[way] in command]
+            with suppress(ProcessLookupError, IndexError):
+                os.kill(self._chance.choice(found), signal.SIGKILL)
+        elif way == "store":
+            self._take_the_store_away(self._chance.uniform(0.5, LATEST_SECONDS / 2))
+        elif way == "rival":
+            rival = subprocess.run(
+                command(self._file), capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+            )
+            assert rival.returncode in (0, 4), rival.stderr  # 0 if it came between two runs
+        else:
+            self.end(only_driver=way == "driver")
+            return True
+        return False
+
+    def _take_the_store_away(self, seconds: float) -> None:
+        if self._chance.random() < 0.5:
+            self._server.pause()
+            time.sleep(seconds)
+            self._server.resume()
+        else:
+            self._server.kill()
+            time.sleep(seconds)
+            self._server.start()
+
+    def end(self, *, only_driver: bool = False) -> None:
+        """Returns when nothing of it is left: its Java and its workers end with the driver."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            (os.kill if only_driver else os.killpg)(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        deadline = time.monotonic() + LIMIT_SECONDS / 2
+        while left := self._running():
+            assert time.monotonic() < deadline, f"left behind: {left}"
+            time.sleep(0.1)
+        self._process = None
+
+    def close(self) -> None:
+        self.end()
+        self._said.close()
+
+    def _running(self) -> dict[int, str]:
+        """The commands of the processes of its session, by their ids."""
+        assert self._process is not None
+        found = {}
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError, ValueError):
+                state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(session) == self._process.pid and state != "Z":
+                    words = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                    found[int(entry.name)] = words.decode("utf-8", "replace")
+        return found
+
+
+def add_work(directory: Path, last_seq: int) -> int:
+    """More messages and entries, so that every step has something to do again; the last entry's number."""
+    with tidelog.open(directory / "data") as log:
+        for name in ("shop/orders", "shop/returns"):
+            log.topic(name).append_many([b'{"id": %d}' % number for number in range(MESSAGES)], sync=True)
+    with tidelog.open_engine(directory / "engine") as engine:
+        assert engine.applied_seq == last_seq
+        many = range(last_seq + 1, last_seq + 21)
+        engine.apply_many([(seq, tidelog.PutObject("photos", f"{seq % 7}", b"x" * seq)) for seq in many])
+        engine.update_low_water_mark(many[-1])
+        engine.ship()
+    return many[-1]
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_pipeline_that_is_hit_in_any_way_goes_on_where_it_was(
+    declared_in_s3: Path, s3_server: S3Server, part: int
+) -> None:
+    """At any instant the driver, a Python worker, all of Java, or everything is killed, the store goes away, or another
+    run is started: the next run is not locked out, each step of a run is done once, and what is there in the end is
+    what one run that nothing happens to makes."""
+    every_way = random.Random(first_seed() + part // 2).sample(Killed.WAYS, len(Killed.WAYS))
+    ways, chance = every_way[part % 2 :: 2], random.Random(first_seed() + part)
+    last_seq, filled = 59, 1
+    pipeline = Killed(declared_in_s3, s3_server, chance)
+    try:
+        for way in ways:
+            if pipeline.hit(way, chance.uniform(0.5, LATEST_SECONDS)):
+                last_seq, filled = add_work(declared_in_s3.parent, last_seq), filled + 1
+    finally:
+        pipeline.close()
+    report = run_once(declared_in_s3)
+    assert report["run"] == reports_of(declared_in_s3)[-1]["run"]
+    time.sleep(1)  # all of it is due again: a run from its beginning
+    assert {step["step"] for step in run_once(declared_in_s3)["steps"]} == STEPS
+    check_done_once(declared_in_s3, store_of(s3_server, declared_in_s3.parent), filled * MESSAGES, last_seq)
+
+
+def check_done_once(file: Path, store: str, messages: int, last_seq: int) -> None:
+    """Reports, tables, the topic of the user's step, the engine and its checkpoint: whole, and nothing twice."""
+    reports = reports_of(file)
+    for one in reports:
+        assert one["ok"], one["findings"]
+        places = [(step["step"], step["on"], step["topic"]) for step in one["steps"]]
+        assert len(set(places)) == len(places)
     with_totals = [one for one in reports if any(step["step"] == "totals" for step in one["steps"])]
-    assert totals(declared) == len(with_totals) > 0
-    rows = pq.read_table(declared.parent / "tables" / "shop" / "orders", columns=["_offset"])
-    assert sorted(rows.column("_offset").to_pylist()) == list(range(MESSAGES))
+    assert totals(file) == len(with_totals) > 0
+    for name in ("orders", "returns"):
+        rows = pq.read_table(file.parent / "tables" / "shop" / name, columns=["_offset"])
+        assert sorted(rows.column("_offset").to_pylist()) == list(range(messages))
+    with tidelog.open_engine(file.parent / "engine") as engine:
+        found = engine.applied_seq, engine.digest()
+    with tidelog.restore_engine(file.parent / "restored", store=f"{store}/objects") as restored:
+        assert (restored.applied_seq, restored.digest()) == found
+    assert found[0] == last_seq
 
 
 def test_pipeline_runs_on_a_cluster_by_command_and_by_submit(declared: Path, tmp_path: Path) -> None:
@@ -151,20 +295,12 @@ def test_declarative_pipelines_of_spark_keep_tables_over_topics(declared: Path, 
     shutil.copytree(ROOT / "examples" / "spark_pipelines", tmp_path / "declarative")
     spec = tmp_path / "declarative" / "spark-pipeline.yml"
     spec.write_text(spec.read_text("utf-8").replace("/var/lib/tidelog/spark-pipelines", str(tmp_path / "storage")))
-    lasting = "spark.sql.catalogImplementation=hive"  # the second run finds the tables of the first
-    patient = f"spark.python.authenticate.socketTimeout={LIMIT_SECONDS}s"  # a worker of a busy machine starts late
-    program = [str(Path(_find_spark_home(), "bin", "spark-pipelines")), "run", "--conf", lasting, "--conf", patient]
-    environment = {
-        **os.environ,
-        "JDK_JAVA_OPTIONS": JAVA_OPTIONS,
-        "PYSPARK_PYTHON": sys.executable,
-        "TIDELOG_ROOT": str(tmp_path / "data"),
-    }
+    environment = ENVIRONMENT | {"TIDELOG_ROOT": str(tmp_path / "data")}
     for count in (MESSAGES, MESSAGES + 5):
         if count > MESSAGES:
             with tidelog.open(tmp_path / "data") as log:
                 log.topic("shop/orders").append_many([b"later"] * 5, sync=True)
-        run_declared(program, spec.parent, environment)
+        run_declared(spec.parent, environment)
         warehouse = tmp_path / "declarative" / "spark-warehouse"
         offsets = [
             offset
@@ -174,3 +310,30 @@ def test_declarative_pipelines_of_spark_keep_tables_over_topics(declared: Path, 
         assert sorted(offsets) == list(range(count))
         (view,) = (warehouse / "totals").glob("*.parquet")
         assert pq.read_table(view).column("count").to_pylist() == [count]
+
+
+def test_guide_to_sql_is_followed_without_python(tmp_path: Path) -> None:
+    """By `spark-sql` and `spark-pipelines` alone: a table, an insert, a view, a copy, an engine, a stream."""
+    with tidelog.open_engine(tmp_path / "node", store=(tmp_path / "engine").as_uri()) as engine:
+        engine.apply(1, tidelog.CreateBucket("photos"))
+        engine.apply_many([(seq, tidelog.PutObject("photos", f"{seq}.png", b"x" * seq)) for seq in (2, 3)])
+        engine.update_low_water_mark(3)
+        engine.ship()
+    tidelog.open(tmp_path / "shop").close()
+    blocks = BLOCK.findall(SQL_GUIDE.read_text("utf-8").replace("/data/", f"{tmp_path}/"))
+    project = tmp_path / "project"
+    (project / "transformations").mkdir(parents=True)
+    (project / "guide.sql").write_text("\n".join(text for kind, text in blocks if kind == "sql"))
+    (project / "spark-pipeline.yml").write_text(dict(blocks)["yaml"])
+    (project / "transformations" / "orders.sql").write_text(dict(blocks)["sql pipeline"])
+    spark_sql = [str(PROGRAMS / "spark-sql"), "--master", "local[2]"]
+    printed = output_of([*spark_sql, "-f", "guide.sql"], cwd=project, env=ENVIRONMENT).splitlines()
+    for row in ("customer-0\t30", "customer-2\t70", 'shop/loud\t0\t{"ID":0,"AMOUNT":0}', "PutObject\t2", "3.png\t3"):
+        assert row in printed
+    for count in (6, 7):
+        if count > 6:
+            insert = "INSERT INTO orders (value) SELECT CAST('later' AS BINARY)"
+            output_of([*spark_sql, "-e", insert], cwd=project, env=ENVIRONMENT)
+        run_declared(project, ENVIRONMENT)
+        (view,) = (project / "spark-warehouse" / "seen_count").glob("*.parquet")
+        assert pq.read_table(view).column("messages").to_pylist() == [count]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from pyspark.sql import SparkSession
 
 import tidelog
 from tidelog.cli.app import run
+from tidelog.errors import StoreUnavailableError, TidelogError
 from tidelog.pipeline.address import find_root
 from tidelog.pipeline.runs.definition import read_definition
 from tidelog.pipeline.runs.run import run_pipeline
@@ -34,6 +39,34 @@ do = "verify"
 every = "1d"
 after = "ship"
 """
+FRAGILE = """
+name = "fragile"
+spark.master = "local[2]"
+places.shop.root = "./data"
+[[steps]]
+name = "copy"
+do = "python"
+function = "fragile_jobs:copy"
+options = { noted = "NOTED" }
+"""
+FRAGILE_JOBS = """
+import os, signal
+from pathlib import Path
+
+def copy(spark, context):
+    noted = Path(context.options["noted"])
+    attempt = len(noted.read_text().split()) if noted.exists() else 0
+    with noted.open("a") as file:
+        print(attempt, file=file)
+    rows = spark.range(5).selectExpr("CAST(id AS string) AS value").write.format("tidelog").options(**context.once)
+    rows.option("root", context.root.location).option("topic", "shop/copy").mode("append").save()
+    if attempt == 0:
+        os.kill(spark.sparkContext._gateway.proc.pid, signal.SIGKILL)
+    if attempt == 1:
+        spark.sparkContext.parallelize([0], 1).map(lambda _: os.kill(os.getpid(), signal.SIGKILL)).count()
+    return {"rows": spark.range(5).count()}
+"""
+LIMIT_SECONDS = 600
 
 
 def _make(path: Path) -> None:
@@ -97,3 +130,52 @@ def test_pipeline_of_the_guide_runs(spark: SparkSession, tmp_path: Path) -> None
     again = run_pipeline(definition, lambda: spark)
     assert again.ok, again.findings
     assert {one.step for one in again.steps} == {"ship", "table", "totals", "checkpoint", "digest", "report"}
+
+
+def test_run_whose_spark_is_killed_below_it_goes_on_with_another(tmp_path: Path) -> None:
+    """First all of Java is killed, then a Python worker: the step is tried again, and what it wrote is there once."""
+    with tidelog.open(tmp_path / "data") as log:
+        log.topic("shop/orders").append(b"x")
+    (tmp_path / "pipeline.toml").write_text(FRAGILE.replace("NOTED", str(tmp_path / "noted")))
+    (tmp_path / "fragile_jobs.py").write_text(FRAGILE_JOBS)
+    command = [sys.executable, "-m", "tidelog.cli.main", "pipeline", "run", str(tmp_path / "pipeline.toml"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
+    (step,) = json.loads(done.stdout)["steps"]
+    assert (step["status"], step["attempts"]) == ("done", 3)
+    assert (tmp_path / "noted").read_text().split() == ["0", "1", "2"]
+    with tidelog.open(tmp_path / "data") as log:
+        assert sorted(message.value or b"" for message in log.topic("shop/copy").read()) == [
+            b"%d" % n for n in range(5)
+        ]
+
+
+def test_error_of_a_run_is_not_taken_for_the_end_of_a_session_that_was_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A session whose Java was killed is left before the next one starts: what is raised later passes by it."""
+    seen: list[str] = []
+
+    @contextmanager
+    def session(*_: object, **__: object) -> Iterator[int]:
+        number = len(seen)
+        seen.append("open")
+        try:
+            yield number
+        except TidelogError:
+            seen[number] = "failed"
+            raise
+        seen[number] = "left"
+
+    def run_twice(_: object, started: Callable[[], int], **__: object) -> None:
+        assert (started(), started()) == (0, 1)
+        raise StoreUnavailableError("away")
+
+    monkeypatch.setattr("tidelog.cli.pipeline.run.spark_for", session)
+    monkeypatch.setattr("tidelog.pipeline.session.session.has_ended", lambda spark: spark == 0)
+    monkeypatch.setattr("tidelog.pipeline.runs.run.run_pipeline", run_twice)
+    tidelog.open(tmp_path / "data").close()
+    (tmp_path / "pipeline.toml").write_text(SHORT)
+    assert run(["pipeline", "run", str(tmp_path / "pipeline.toml")]) == 4
+    assert seen == ["left", "failed"]
+    assert "away" in capsys.readouterr().err

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from py4j.protocol import Py4JNetworkError
+from pyspark import SparkConf
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.pipeline.spark_servers import run_driver
@@ -20,7 +22,7 @@ import pyspark_tidelog
 import tidelog
 import tidelog.pipeline
 from tidelog.pipeline.session import java, session
-from tidelog.pipeline.session.java import GatewayError, installed_home, lean_home
+from tidelog.pipeline.session.java import GatewayError, installed_home, lean_home, start_gateway
 from tidelog.pipeline.session.session import JAVA_OPTIONS, defaults_for
 
 TOPIC = "shop/orders"
@@ -224,6 +226,20 @@ def test_what_java_says_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
         pipe.write(b"WARNING: Using incubator modules: jdk.incubator.vector\nspark ERROR of importance\nno end")
     java._pass_on(ours)
     assert capfd.readouterr().err == "spark ERROR of importance\nno end"
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError(), Py4JNetworkError()])
+def test_java_that_ends_while_it_is_first_spoken_to_is_told_as_such(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """It had said where it listens, and was killed."""
+
+    def launch(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("pyspark.java_gateway.launch_gateway", launch)
+    with pytest.raises(GatewayError, match="Java ended while Spark started"):
+        start_gateway(SparkConf(loadDefaults=False))
 
 
 def test_an_archive_that_java_cannot_bear_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tidelog.cold.catalog import Catalog
 from tidelog.errors import IngestPendingError, InputError
 from tidelog.pipeline import ingest as handing
 from tidelog.pipeline.address import Root, find_root
+from tidelog.staging import rows as staging_rows
 from tidelog.staging.area import StagingArea
 from tidelog.store.keys import TopicKeys
 from tidelog.store.metadata.open import open_metadata_store
@@ -244,3 +245,25 @@ def test_one_who_is_killed_is_followed_by_the_next(killed_writers: Path, where: 
         hand_over(area, "etl", 2, payloads(b"d"))
         handing.ingest(bucket(place), TOPIC, area, "etl", 2, 30)
     assert values(bucket(place)) == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_job_that_owns_a_topic_for_a_moment_reads_rows_once_and_syncs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else appends there, and what is staged stays so until it is in the bucket."""
+    monkeypatch.setattr(staging_rows, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(staging_rows.StagedRows, "verify", lambda *_: pytest.fail("rows are looked through twice"))
+    synced: list[Path] = []
+    real = os.fdatasync
+
+    def fdatasync(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    (tmp_path / "bucket").mkdir()
+    with bucket_area(tmp_path) as area:
+        hand_over(area, "etl", 0, payloads(b"a", b"b", b"c"), parts=2)
+    assert handing.ingest_unowned(bucket(tmp_path), TOPIC)
+    assert values(bucket(tmp_path)) == [b"a", b"b", b"c"]
+    assert not [path for path in synced if tmp_path not in path.parents]

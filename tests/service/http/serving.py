@@ -40,9 +40,10 @@ class Answer(NamedTuple):
 class Served:
     """A running server. Its event loop runs in a thread of its own; this is used from the test's."""
 
-    def __init__(self, node: Node, address: Address, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, node: Node, address: Address, loop: asyncio.AbstractEventLoop, kafka: Address) -> None:
         self.node = node
         self.address = address
+        self.kafka = kafka
         self._loop = loop
 
     def connect(self) -> http.client.HTTPConnection:
@@ -112,7 +113,7 @@ def serving(
         )
         try:
             listening = await node.start(LOOPBACK, LOOPBACK)
-            ready.set_result(Served(node, listening.http, asyncio.get_running_loop()))
+            ready.set_result(Served(node, listening.http, asyncio.get_running_loop(), listening.kafka))
             await ending.wait()
         finally:
             await node.stop()

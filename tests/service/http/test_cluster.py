@@ -52,6 +52,10 @@ def test_cluster_is_shown_and_moved_through_any_node(tmp_path: Path, etcd_server
             assert {"shop/orders"} <= {one["what"].rpartition("/")[0] for one in planned if one["from"] == "n2"}
             assert (await asked(nodes, 1, "GET", "plan?lose=n9", status=404))["error"] == "NotFoundError"
 
+            (topic,) = (await asked(nodes, 1, "GET", "topics"))["topics"]
+            assert (topic["name"], len(topic["partitions"]), topic["pins"]) == (TOPIC, 2, {})
+            assert set(topic["partitions"]) <= {"n1", "n2"}
+
             move = {"engine": NAME, "node": nodes.other.name, "pin": True}
             assert await asked(nodes, 0, "POST", "move?wait=60", move) == {"is_done": True}
             (engine,) = (await asked(nodes, 1, "GET", "engines"))["engines"]

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
+from tests.log.workbench import wait_until
 from tests.service.http.serving import Served, serving
 from tests.service.http.test_admin import ended
 
@@ -129,3 +135,95 @@ def test_unknown_engine_is_not_found(served: Served) -> None:
     """The hint says how an engine is served."""
     answer = served.call("GET", "/v1/engines/none")
     assert (answer.status, "--engine" in answer.json["hint"]) == (404, True)
+
+
+LARGE = 12 << 20
+
+
+def large(size: int = LARGE) -> bytes:
+    """Bytes of which no two pieces are the same."""
+    return b"".join(b"%015d\n" % number for number in range(size // 16))
+
+
+def test_large_body_is_put_and_read_in_pieces(engine: Served, tmp_path: Path) -> None:
+    """With and without its length; all of it, ranges of it, and as of its seq."""
+    data = large()
+    for seq, body in ((2, data), (3, iter([data[: 5 << 20], b"", data[5 << 20 :]]))):
+        connection = http.client.HTTPConnection(*engine.address)
+        connection.request("PUT", f"{PHOTOS}/big?seq={seq}&metadata=%7B%22n%22%3A1%7D", body, OCTETS)
+        answer = connection.getresponse()
+        assert (answer.status, json.loads(answer.read())["status"]) == (200, "applied")
+        connection.close()
+    whole = engine.call("GET", f"{PHOTOS}/big?seq=2")
+    assert (whole.status, whole.body == data, whole.headers["content-length"]) == (200, True, str(len(data)))
+    assert (whole.headers["x-tidelog-seq"], whole.headers["x-tidelog-metadata"]) == ("2", '{"n": 1}')
+    assert engine.call("GET", f"{PHOTOS}/big?offset=7&length={5 << 20}").body == data[7 : 7 + (5 << 20)]
+    for asked, part in (
+        ("bytes=0-0", slice(0, 1)),
+        ("bytes=100-", slice(100, None)),
+        ("bytes=-100", slice(-100, None)),
+        (f"bytes=5-{1 << 40}", slice(5, None)),
+    ):
+        found = engine.call("GET", f"{PHOTOS}/big", headers={"range": asked})
+        assert (found.status, found.body == data[part]) == (206, True)
+        first = range(len(data))[part][0]
+        assert found.headers["content-range"] == f"bytes {first}-{first + len(found.body) - 1}/{len(data)}"
+    for bad in (f"bytes={len(data)}-", "bytes=9-3", "bytes=-0"):
+        refused = engine.call("GET", f"{PHOTOS}/big", headers={"range": bad})
+        assert (refused.status, refused.headers["content-range"]) == (416, f"bytes */{len(data)}")
+    assert engine.call("GET", f"{PHOTOS}/big", headers={"range": "bytes=0-1", "if-range": '"x"'}).status == 200
+    for odd in ("bytes=1-2,5-6", "lines=1-2", "bytes=-"):
+        assert engine.call("GET", f"{PHOTOS}/big", headers={"range": odd}).status == 200
+
+
+def test_body_that_breaks_off_leaves_nothing(engine: Served, tmp_path: Path) -> None:
+    """Neither an object nor a file, and its seq is free; entries of others are applied while it is under way."""
+    with socket.create_connection(engine.address) as client:
+        head = f"PUT {PHOTOS}/big?seq=2 HTTP/1.1\r\nhost: {engine.address[0]}\r\ncontent-length: {LARGE}\r\n\r\n"
+        client.sendall(head.encode() + large()[: 11 << 20])
+        values = tmp_path / "engine" / "values"
+        wait_until(lambda: values.is_dir() and any(values.iterdir()), "it is being written")
+        engine.ok("PUT", f"{PHOTOS}/small?seq=2", b"small", OCTETS)
+    wait_until(lambda: not any(values.iterdir()), "what was written is removed")
+    assert engine.call("GET", f"{PHOTOS}/big").status == 404
+    behind = engine.call("PUT", f"{PHOTOS}/big?seq=9&seen_seq=8", large(), OCTETS)
+    assert (behind.status, "seq 3" in behind.json["hint"]) == (409, True)
+    engine.ok("PUT", f"{PHOTOS}/big?seq=3&seen_seq=2", large(), OCTETS)
+    assert engine.call("GET", f"{PHOTOS}/big").body == large()
+
+
+def test_large_value_takes_little_memory_of_the_server(tmp_path: Path) -> None:
+    """256 MiB in and out of a server within 64 MiB more than it had."""
+    engine = tmp_path / "engine"
+    with tidelog.open_engine(engine) as made:
+        made.apply(1, tidelog.CreateBucket("photos"))
+    command = [str(Path(sys.executable).with_name("tidelog")), "serve", "--dir", str(tmp_path / "data")]
+    command += ["--engine", f"main={engine}", "--http", "127.0.0.1:0", "--kafka", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = next(line.split()[1] for line in server.stdout if line.startswith("http "))
+            piece, count = os.urandom(1 << 20), 256
+            with tidelog.connect(url) as log:
+                main = log.engine("main")
+                assert main.apply(2, tidelog.PutObject("photos", "warm", iter([piece] * 10))).status == "applied"
+                before = _peak_bytes(server.pid)
+                assert main.apply(3, tidelog.PutObject("photos", "big", iter([piece] * count))).status == "applied"
+                with main.open_object("photos", "big") as file:
+                    assert file.size == count << 20
+                    assert all(file.read(1 << 20) == piece for _ in range(count))
+                connection = http.client.HTTPConnection(urlsplit(url).netloc)
+                connection.request("GET", f"{PHOTOS}/big")
+                answer, found = connection.getresponse(), 0
+                while data := answer.read(1 << 20):
+                    found += len(data)
+                connection.close()
+            assert found == count << 20
+            assert _peak_bytes(server.pid) - before < 64 << 20
+        finally:
+            server.terminate()
+
+
+def _peak_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text("ascii")
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+import pytest
 from tests.service.installation import Installation, installed, run
 from tests.service.kafka.test_server import WAIT_SECONDS
 
@@ -63,6 +65,29 @@ def test_requests_for_a_partition_are_sent_on_to_its_owner(tmp_path: Path) -> No
                 assert (await asked(nodes, 2, method, target, body)).status == 200
             found = await asked(nodes, 2, "GET", f"{MESSAGES}?partition=1")
             assert [one["value"] for one in found.json["messages"]] == ["a"]
+
+    run(work())
+
+
+def test_a_topic_that_a_node_has_not_heard_of_is_found(tmp_path: Path) -> None:
+    """Another node created it a moment ago. Who asks for it here heard that there is none, or was not sent on."""
+
+    async def work() -> None:
+        async with installed(tmp_path, auto_create_topics=False) as nodes:
+            name = parse_topic_name(TOPIC)
+            nodes.unheard.add((2, name))
+            await nodes.create_topic(TOPIC, 1)
+            assert nodes.owner(TOPIC) == 1
+            assert nodes.nodes[2]._broker.find(name) is None
+            sent = await asked(nodes, 2, "POST", MESSAGES, {"messages": [{"value": "a"}]})
+            assert (sent.status, sent.location) == (307, f"{nodes.addresses[1].http}{MESSAGES}")
+
+            for method, body in (("GET", None), ("PATCH", {"settings": {"retention_seconds": 60}})):
+                nodes.unheard.add((2, name))
+                nodes._changed()
+                answer = await asked(nodes, 2, method, f"/v1/topics/{TOPIC}", body)
+                assert answer.status == 200, answer.json
+            assert (await asked(nodes, 2, "GET", "/v1/topics/shop/none")).status == 404
 
     run(work())
 
@@ -236,5 +261,93 @@ def test_a_consumer_of_a_subscription_finds_the_owner(tmp_path: Path) -> None:
 
             found = await in_thread(use, nodes.addresses[1].http, move)
             assert (found[0], found[-1]) == (b"a", b"b")
+
+    run(work())
+
+
+def until_it_knows_others(client: tidelog.Client) -> None:
+    """It asks for them in the background, with its first answer."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not client._http._others:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def used(url: str, end: Callable[[], None]) -> list[bytes | None]:
+    """Appends, a reader that follows and a consumer, which all begin at a node that ends then."""
+    with tidelog.connect(url, timeout=WAIT_SECONDS) as client:
+        topic = client.topic(TOPIC)
+        consumer = topic.subscribe("billing")
+        following = iter(topic.read(follow=True))
+        topic.append(b"a", sync=True)
+        message = consumer.receive(timeout=WAIT_SECONDS)
+        assert message is not None
+        assert (message.value, next(following).value) == (b"a", b"a")
+        consumer.ack(message)
+        topic.ship()
+        until_it_knows_others(client)
+        end()
+        found: list[bytes | None] = []
+        while not found or found[-1] != b"b":
+            message = consumer.receive(timeout=WAIT_SECONDS)
+            assert message is not None
+            consumer.ack(message)
+            found.append(message.value)
+        consumer.close()
+        topic.append(b"c", sync=True)
+        return [*found[-1:], next(following).value, *(one.value for one in topic.read())]
+
+
+def used_async(url: str, end: Callable[[], None]) -> list[bytes | None]:
+    """The same, awaited."""
+
+    async def use() -> list[bytes | None]:
+        client = await tidelog.connect_async(url, timeout=WAIT_SECONDS)
+        topic = await client.topic_async(TOPIC)
+        consumer = await topic.subscribe_async("billing")
+        await topic.append_async(b"a", sync=True)
+        message = await consumer.receive_async(timeout=WAIT_SECONDS)
+        assert message is not None
+        await consumer.ack_async(message)
+        await topic.ship_async()
+        await asyncio.to_thread(until_it_knows_others, client)
+        await asyncio.to_thread(end)
+        found: list[bytes | None] = []
+        while not found or found[-1] != b"b":
+            message = await consumer.receive_async(timeout=WAIT_SECONDS)
+            assert message is not None
+            await consumer.ack_async(message)
+            found.append(message.value)
+        await consumer.close_async()
+        await topic.append_async(b"c", sync=True)
+        read = [one.value async for one in topic.read_async()]
+        await client.close_async()
+        return [*found[-1:], b"b", *read]
+
+    return asyncio.run(use())
+
+
+@pytest.mark.parametrize("use", [used, used_async])
+def test_a_client_that_was_never_sent_on_goes_on_at_another_node(
+    tmp_path: Path, use: Callable[[str, Callable[[], None]], list[bytes | None]]
+) -> None:
+    """It knows the nodes from the one that it was given, and needs no second address."""
+
+    async def work() -> None:
+        async with installed(tmp_path) as nodes:
+            await nodes.create_topic(TOPIC, 1)
+            assert nodes.owner(TOPIC) == 1
+            loop = asyncio.get_running_loop()
+
+            async def fail() -> None:
+                await nodes.stop_node(1)
+                await nodes.move(TOPIC, 0, 2)
+
+            def end() -> None:
+                asyncio.run_coroutine_threadsafe(fail(), loop).result(WAIT_SECONDS)
+                with tidelog.connect(nodes.addresses[2].http) as other:
+                    other.topic(TOPIC).append(b"b", sync=True)
+
+            assert await in_thread(use, nodes.addresses[1].http, end) == [b"b", b"b", b"a", b"b", b"c"]
 
     run(work())

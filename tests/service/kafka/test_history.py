@@ -13,6 +13,7 @@ from tests.crash import tier_promises
 from tests.crash.tier_promises import NAME, open_node, tier_settings
 from tests.service.kafka.test_server import (
     FETCH,
+    LIST_OFFSETS,
     LOOPBACK,
     PRODUCE,
     WAIT_SECONDS,
@@ -243,3 +244,34 @@ def test_consumers_get_nothing_that_the_loss_of_the_disk_could_take_back() -> No
         assert await read(client, 0) == (0, 2)
 
     serve(open_node(world, "a", tier_settings(durability="shipped")), work)
+
+
+def test_the_end_of_a_partition_does_not_go_back_with_its_owner() -> None:
+    """What the owner before had acknowledged was recovered from its flushes. Until the store confirms it, clients hear
+    that the end is not known yet, and not the end of what was shipped: that is before what others have read."""
+    world = World(clock=ManualClock())
+    settings = tier_settings(durability="shipped")
+    before = open_node(world, "a", settings).topic(NAME)
+    before.append(b"acknowledged", sync=True)
+    assert before.shipped_offset == 0
+
+    async def asked(client: Any, version: int, timestamp: int) -> tuple[int, int]:
+        module = wire(LIST_OFFSETS)
+        part = module.ListOffsetsRequestPartition(partition_index=0, timestamp=timestamp)
+        topic = module.ListOffsetsRequestTopic(name=TOPIC, partitions=[part])
+        answer = await client.call(LIST_OFFSETS, version, module.ListOffsetsRequest(replica_id=-1, topics=[topic]))
+        found = answer.topics[0].partitions[0]
+        return found.error_code, found.offset
+
+    async def work(server: Running) -> None:
+        client = await server.client()
+        assert await asked(client, 7, -1) == (ErrorCode.OFFSET_NOT_AVAILABLE, -1)
+        assert await asked(client, 4, -1) == (ErrorCode.LEADER_NOT_AVAILABLE, -1)
+        assert await asked(client, 7, 1) == (ErrorCode.OFFSET_NOT_AVAILABLE, -1)
+        assert await asked(client, 7, -2) == (ErrorCode.NONE, 0)
+        await client.call(PRODUCE, 9, produce_request(b"in the store", topic=TOPIC))
+        assert await asked(client, 7, -1) == (ErrorCode.NONE, 2)
+
+    directory = open_node(world, "b", settings)
+    directory.topic(NAME, take_over=True)
+    serve(directory, work)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.oracles.record_batches import Record, batch_bytes, put_record
 
 import tidelog
-from tidelog.errors import StoreUnavailableError
+from tidelog.errors import DiskFullError, StoreUnavailableError, TidelogError
 from tidelog.service.kafka.configs import Serving
 from tidelog.service.kafka.error_codes import ErrorCode
 from tidelog.service.kafka.partition_reader import ColdReads, EncodedBatches
 from tidelog.service.kafka.partitions import Appended, Partition
 from tidelog.service.kafka.records import Control, DecodedBatch, decode_produced
 from tidelog.service.kafka.transactions.producer_state import StoredProducers
+from tidelog.testing import FaultyFiles
+from tidelog.topics.directory import LogDirectory
 from tidelog.topics.names import parse_topic_name
 from tidelog.topics.topic import Topic
 
@@ -31,19 +34,81 @@ def batch(
     return decode_produced(data)
 
 
-def play(test: Callable[[Partition, Topic], Coroutine[Any, Any, None]]) -> None:
+def play(test: Callable[[Partition, Topic], Coroutine[Any, Any, None]], files: FaultyFiles | None = None) -> None:
     """With a partition in memory."""
 
     async def run() -> None:
-        with tidelog.open(None) as log:
+        with tidelog.open(None) if files is None else LogDirectory(Path("/data"), files=files) as log:
             topic = log.topic(NAME)
             stored = StoredProducers(topic, every_messages=10)
             shared = ColdReads(), EncodedBatches(1 << 20)
             partition = Partition(parse_topic_name(NAME), 0, topic, stored, stored.load(), Serving(1 << 20), *shared)
-            await test(partition, topic)
+            try:
+                await test(partition, topic)
+            finally:
+                if files is not None:
+                    files.capacity_bytes = None
             partition.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_acks_all", [True, False])
+def test_an_accepted_batch_waits_for_room_on_the_disk(is_acks_all: bool) -> None:
+    """Refused, its producer would take it for lost. What comes after it is refused by the disk, not for its sequence:
+    librdkafka would begin a new epoch, and send what was accepted again under it. Who cannot wait hears it at once."""
+    files = FaultyFiles()
+
+    async def until(is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not is_so():
+                await asyncio.sleep(0.01)
+
+    async def test(partition: Partition, topic: Topic) -> None:
+        assert partition.append_at_once(batch(0), sync=True) == Appended(ErrorCode.NONE, 0, 2)
+        await until(lambda: topic._log.durable_offset == 2)
+        files.capacity_bytes = sum(len(content or b"") for content in files.tree().values())
+        settled: list[TidelogError | None] = []
+        assert partition.append_at_once(batch(2), sync=is_acks_all) == Appended(ErrorCode.NONE, 2, 4)
+        reach = partition.reach(is_acks_all)
+        assert reach(4, settled.append)
+        await until(lambda: topic._log.stall is not None)
+        with pytest.raises(DiskFullError):
+            partition.append_at_once(batch(6), sync=is_acks_all)
+        for late in (batch(4), batch(6)):
+            with pytest.raises(DiskFullError):
+                await partition.append(late)
+        assert await partition.append(batch(2)) == Appended(ErrorCode.NONE, 2, 4)  # it comes again, and waits as well
+        assert reach(4, settled.append)
+        with pytest.raises(DiskFullError):
+            await partition.until_in_files(4)
+        await asyncio.sleep(0.2)
+        assert settled == []
+        files.capacity_bytes = None
+        await until(lambda: settled == [None, None])
+        assert partition.append_at_once(batch(4), sync=True) == Appended(ErrorCode.NONE, 4, 6)
+        assert partition.append_at_once(batch(8), sync=True) == Appended(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+
+    play(test, files)
+
+
+def test_a_batch_that_waits_for_room_is_refused_when_the_partition_is_closed() -> None:
+    """Its producer looks for the next owner."""
+    files = FaultyFiles()
+
+    async def test(partition: Partition, topic: Topic) -> None:
+        files.capacity_bytes = sum(len(content or b"") for content in files.tree().values())
+        settled: list[TidelogError | None] = []
+        partition.append_at_once(batch(0), sync=True)
+        assert partition.on_disk(2, settled.append)
+        await asyncio.sleep(0.2)
+        assert settled == []
+        partition.close()
+        assert len(settled) == 1
+        assert settled[0] is not None
+        files.capacity_bytes = None
+
+    play(test, files)
 
 
 @pytest.mark.parametrize("is_stored", [True, False])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from obstore.store import MemoryStore
+from tests.log.workbench import LIMIT_SECONDS
 from tests.servers import S3Server
 
 from tidelog.errors import AccessDeniedError, ConfigError, ConflictError, DataError, InputError, StoreUnavailableError
@@ -15,6 +17,7 @@ from tidelog.store.metadata import base as undecided
 from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.store.obstore import ObstoreStore
 from tidelog.store.urls import open_store
+from tidelog.testing import FaultyStore
 
 
 class ChangedStore(ObstoreStore):
@@ -140,6 +143,23 @@ class TestLostAnswers:
             objects.lost = lost
             fourth = store.put("a", b"4")
             assert store.get("a") == ("a", b"4", fourth)
+
+
+def test_many_keys_are_removed_at_once_and_leave_nothing() -> None:
+    """Each takes a request, which waits here for another one; what they left behind is deleted with one request."""
+    objects, meeting = FaultyStore(), Barrier(2)
+
+    def meet(operation: str, _: str) -> None:
+        if operation == "put_if_match":
+            meeting.wait(LIMIT_SECONDS)
+
+    with BucketMetadataStore(objects) as store:
+        versions = {key: store.put(key, b"x") for key in "abcdefgh"}
+        objects.reset_traffic()
+        objects.on_request = meet
+        store.remove_many(versions)
+    assert objects.traffic.requests == {"put_if_match": 8, "delete": 1}
+    assert not objects.contents().keys() & versions.keys()
 
 
 class TestHostileBytes:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+import requests
 from tests.servers import EtcdServer
 
 from tidelog.clock import ManualClock
@@ -17,7 +18,8 @@ from tidelog.errors import ClosedError, DataError, LeaseLostError, StoreUnavaila
 from tidelog.store.metadata import Put
 from tidelog.store.metadata.base import Lease
 from tidelog.store.metadata.etcd import EtcdMetadataStore
-from tidelog.store.metadata.etcd_client import Endpoint
+from tidelog.store.metadata.etcd_client import Endpoint, EtcdClient
+from tidelog.store.settings import MetadataSettings
 
 PATIENCE_SECONDS = 60.0
 
@@ -106,6 +108,19 @@ def test_a_closed_store_says_so(etcd_server: EtcdServer) -> None:
     store.close()
     with pytest.raises(ClosedError):
         store.get("a")
+
+
+def test_request_that_begins_while_it_is_closed_leaves_no_connection(etcd_server: EtcdServer) -> None:
+    """Another thread closes the store between the look whether it is open and the request: no socket stays open."""
+    client = EtcdClient([etcd_server.endpoint], MetadataSettings(), is_tls=False, timeout_seconds=PATIENCE_SECONDS)
+
+    def closing(request: requests.PreparedRequest) -> requests.PreparedRequest:
+        client.close()
+        return request
+
+    client._session.auth = closing
+    client.ask("kv/range", {"key": b64encode(b"a").decode(), "limit": 1})
+    assert len(client._session.get_adapter("http://").poolmanager.pools) == 0  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

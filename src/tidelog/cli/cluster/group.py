@@ -9,20 +9,22 @@ from __future__ import annotations
 import getpass
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import asdict
 
 from tidelog.cli.cluster.dev import dev
 from tidelog.cli.errors import ExitCode
 from tidelog.cli.output import Row, counted
 from tidelog.cli.session import Session, command, command_group, confirm
-from tidelog.errors import InputError
+from tidelog.errors import InputError, NotFoundError
 
 if TYPE_CHECKING:
     from tidelog.cluster.documents import Decision
     from tidelog.cluster.operations import ClusterOperations
     from tidelog.cluster.promotion import PromotedLog
+    from tidelog.service.cluster_control import ClusterNode
 
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The name of a node.")]
 EngineArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of the engine.")]
@@ -37,8 +39,8 @@ def add_to(app: typer.Typer) -> None:
     """Registers the group."""
     group = command_group("Several nodes over one etcd and one bucket.")
     commands: list[tuple[str, Callable[..., None]]] = [
-        *(("dev", dev), ("status", status), ("nodes", nodes), ("plan", plan), ("decisions", decisions)),
-        *(("move", move), ("drain", drain), ("undrain", undrain), ("balance", balance)),
+        *(("dev", dev), ("status", status), ("nodes", nodes), ("topics", topics), ("plan", plan)),
+        *(("decisions", decisions), ("move", move), ("drain", drain), ("undrain", undrain), ("balance", balance)),
         *(("engines", engines), ("add-engine", add_engine), ("remove-engine", remove_engine)),
         *(("move-engine", move_engine), ("restore-point", restore_point), ("settings", settings)),
         ("promote", promote),
@@ -71,7 +73,7 @@ def _operations(session: Session) -> Iterator[ClusterOperations]:
 def status(session: Session) -> None:
     """Shows the cluster in a few numbers."""
     with _operations(session) as cluster:
-        session.output.record(cluster.status())
+        session.output.record(asdict(cluster.status()))
 
 
 def nodes(session: Session) -> None:
@@ -85,7 +87,7 @@ def nodes(session: Session) -> None:
     session.output.rows((*shown, "bytes_in", "cpu", "version"), rows)
 
 
-def _node_row(node: Any) -> Row:
+def _node_row(node: ClusterNode) -> Row:
     load = node.load
     row: dict[str, object] = {
         "name": node.name,
@@ -105,6 +107,28 @@ def _node_row(node: Any) -> Row:
     if load is not None:
         row |= {name: getattr(load.total, name) for name in ("bytes_in", "bytes_out", "messages_in")}
     return row
+
+
+def topics(
+    session: Session,
+    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="namespace/name; without it, all.")] = None,
+) -> None:
+    """Lists partitions, and who serves them."""
+    from tidelog.topics.names import parse_topic_name
+
+    with _operations(session) as cluster:
+        found = cluster.topics()
+    if topic is not None:
+        name = str(parse_topic_name(topic))
+        found = [one for one in found if one.name == name]
+        if not found:
+            raise NotFoundError(f"the cluster has no topic {name}", hint="`tidelog cluster topics` lists them")
+    rows: list[Row] = [
+        {"topic": one.name, "partition": number, "node": node, "pin": one.pins.get(number)}
+        for one in found
+        for number, node in enumerate(one.partitions)
+    ]
+    session.output.rows(("topic", "partition", "node", "pin"), rows)
 
 
 def plan(
@@ -163,16 +187,19 @@ def _show_decisions(session: Session, found: Sequence[Decision]) -> None:
 def restore_point(session: Session) -> None:
     """Shows what is only on the disk of one node.
 
-    That much would be missing if it were lost now. It is what the nodes have reported in the last seconds. Messages of
-    topics with `durability = shipped` are in the bucket before their producers hear of it. Entries of an engine are
-    also in the log of its orchestrator, which applies them again.
+    That much would be missing if it were lost now; of a node that is gone, it is missing until it comes back. It is
+    what the nodes have reported last, every few seconds. Messages of topics with `durability = shipped` are in the
+    bucket before their producers hear of it. Entries of an engine are also in the log of its orchestrator, which
+    applies them again.
     """
+    from tidelog.clock import iso_time
+
     with _operations(session) as cluster:
-        rows: list[Row] = [one._asdict() for one in cluster.restore_point()]
+        rows: list[Row] = [asdict(one) | {"reported": iso_time(one.reported)} for one in cluster.restore_point()]
     if not rows and not session.as_json:
         session.output.note("Everything is in the store.")
         return
-    session.output.rows(("node", "topic", "engine", "messages", "bytes", "seconds"), rows)
+    session.output.rows(("node", "is_alive", "topic", "engine", "messages", "bytes", "seconds", "reported"), rows)
 
 
 def engines(session: Session) -> None:
@@ -181,7 +208,7 @@ def engines(session: Session) -> None:
     `unshipped` counts the entries that their orchestrators would apply again if the node died now.
     """
     with _operations(session) as cluster:
-        rows: list[Row] = [one._asdict() for one in cluster.engines()]
+        rows: list[Row] = [asdict(one) for one in cluster.engines()]
     session.output.rows(("name", "node", "pin", "store", "unshipped"), rows)
 
 
@@ -331,8 +358,6 @@ def settings(
 
     It is changed for the whole cluster.
     """
-    import msgspec
-
     given: dict[str, object] = {}
     for text in changes or []:
         name, sign, value = text.partition("=")
@@ -340,7 +365,7 @@ def settings(
             raise InputError(f"a setting is NAME=VALUE, for example strategy=fair, not {text!r}")
         given[name.strip()] = value.strip() or None
     with _operations(session) as cluster:
-        session.output.record(msgspec.structs.asdict(cluster.settings(**given)))
+        session.output.record(asdict(cluster.settings(**given)))
 
 
 def promote(
@@ -361,21 +386,26 @@ def promote(
     with _operations(session) as cluster:
         found = cluster.plan_promotion(replica)
         rows = [_promoted_row(log) for log in found.logs]
-        document = {"store": found.store, "first": found.first, "lost": found.lost, "logs": rows, "done": not dry_run}
+        messages, entries = found.lost("topic"), found.lost("engine")
+        document = {"store": found.store, "first": found.first, "lost": messages, "lost_entries": entries}
+        document |= {"logs": rows, "done": not dry_run}
         if not session.output.as_json:
-            session.output.table(("log", "catalog", "replica", "lost"), rows)
+            session.output.table(("kind", "log", "catalog", "replica", "lost"), rows)
+        loss = counted(messages, "message")
+        if any(log.kind == "engine" for log in found.logs):
+            loss += f" and {counted(entries, 'entry', 'entries')} of engines"
         if not dry_run:
-            what = f"promote {found.store}, which loses {counted(found.lost, 'message')} that {found.first} had"
+            what = f"promote {found.store}, which loses {loss} that {found.first} had"
             confirm(session, yes, f"{what[0].upper()}{what[1:]}?", what)
             cluster.promote(replica)
-    text = f"{counted(found.lost, 'message')} would be lost, and what was not shipped."
+    text = f"{loss} would be lost, and what was not shipped."
     if not dry_run:
         text = f"{found.store} is the first store now. Start the nodes with --store {found.store}."
     session.output.result(document, text)
 
 
 def _promoted_row(log: PromotedLog) -> Row:
-    return {"log": log.topic, "catalog": log.in_catalog, "replica": log.in_replica, "lost": log.lost}
+    return {"kind": log.kind, "log": log.name, "catalog": log.in_catalog, "replica": log.in_replica, "lost": log.lost}
 
 
 def _operator() -> str:

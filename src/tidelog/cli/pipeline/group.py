@@ -23,6 +23,7 @@ from tidelog.cli.pipeline.job import (
 from tidelog.cli.pipeline.replay import backfill, replay
 from tidelog.cli.pipeline.report import cost, report
 from tidelog.cli.pipeline.run import plan, run
+from tidelog.cli.pipeline.shell import shell
 from tidelog.cli.pipeline.table import table
 from tidelog.cli.pipeline.verify import verify
 from tidelog.cli.session import Session, command, command_group
@@ -202,6 +203,7 @@ _JOBS: dict[str, Callable[..., None]] = {
     "digest": digest,
     "cost": cost,
     "report": report,
+    "shell": shell,
 }
 
 

@@ -20,7 +20,7 @@ import typer
 from tidelog.cli.errors import ExitCode
 from tidelog.cli.output import Output
 from tidelog.cli.session import Session
-from tidelog.errors import InputError
+from tidelog.errors import InputError, RetryError
 from tidelog.pipeline.address import EngineRoot, Root, find_engine, find_root
 
 if TYPE_CHECKING:
@@ -96,26 +96,71 @@ def run_in_spark(
 
 
 @contextmanager
-def spark_for(output: Output, job: str, master: str | None, **conf: object) -> Iterator[SparkSession]:
-    """A session for the job; one that was already running in this process is kept when the job is done."""
+def spark_for(
+    output: Output, job: str, master: str | None, *, may_be_kept: bool = True, **conf: object
+) -> Iterator[SparkSession]:
+    """A session for the job; one that was already running in this process is kept when the job is done.
+
+    It is one of the server that `tidelog pipeline shell --keep` has started, where that can stand in for it.
+    """
+    from tidelog.pipeline.session.kept import is_kept, leave
+    from tidelog.pipeline.session.session import has_ended, spark_session
+
     was_running = _is_running()
     with nullcontext() if was_running else output.working("Starting Spark"):
-        from tidelog.pipeline.session.session import spark_session
-
-        spark = spark_session(f"tidelog {job}", master, **conf)
+        spark = None if was_running or not may_be_kept else _kept_session(output, f"tidelog {job}", master, conf)
+        if spark is None:
+            spark = spark_session(f"tidelog {job}", master, **conf)
     try:
         yield spark
+    except Exception as error:
+        if has_ended(spark):
+            text = f"Spark has ended while {job} was at work: it was stopped or killed, or had no memory left"
+            raise RetryError(text, operation=job, hint="Run it again: what was done already counts once") from error
+        raise
     finally:
-        if not was_running:
-            spark.stop()
+        if not was_running and is_kept(spark):
+            leave(spark)
+        elif not was_running and not has_ended(spark):
+            _stop(spark)
+
+
+def _stop(spark: SparkSession) -> None:
+    from tidelog.pipeline.session.session import java_has_died
+
+    try:
+        spark.stop()
+    except Exception:
+        if not java_has_died():
+            raise
+
+
+def _kept_session(output: Output, name: str, master: str | None, conf: dict[str, object]) -> SparkSession | None:
+    from tidelog.pipeline.session.kept import connect_to, differences, find_kept, running
+
+    kept = find_kept(master)
+    if kept is not None:
+        return connect_to(kept, name, conf)
+    if master is None and (other := running()) is not None and (names := differences(other, None)):
+        output.note(f"the kept session is not used, for it was started with another: {', '.join(names)}")
+    return None
 
 
 def _is_running() -> bool:
     """Whether this process has a session, of any thread, or one through Spark Connect."""
-    if "pyspark" in sys.modules and sys.modules["pyspark"].SparkContext._active_spark_context is not None:
-        return True
+    from tidelog.pipeline.session.kept import leave
+    from tidelog.pipeline.session.session import forget_dead_java, has_ended
+
+    if "pyspark" in sys.modules:
+        forget_dead_java()
+        if sys.modules["pyspark"].SparkContext._active_spark_context is not None:
+            return True
     connect = sys.modules.get(_CONNECT_MODULE)
-    return connect is not None and connect.SparkSession.getActiveSession() is not None
+    active = None if connect is None else connect.SparkSession.getActiveSession()
+    if active is not None and has_ended(active):
+        leave(active)
+        return False
+    return active is not None
 
 
 def tell(session: Session, report: Report, show: Callable[[Output, Report], None] | None = None) -> None:

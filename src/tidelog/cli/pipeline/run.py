@@ -63,7 +63,7 @@ def run(
     if every and all(step.every is None for step in definition.steps):
         raise InputError("no step says `every`: there is no time to wait for", hint="Leave --every out, or add it")
     with ExitStack() as stack:
-        started = _session_of(session, definition, master, stack)
+        started = _session_of(session, definition, master, stack, may_be_kept=not every)
         on_progress = stack.enter_context(progress_bars(session.output))
         once = partial(run_pipeline, definition, started, on_progress=on_progress, take_over=take_over)
         if every:
@@ -73,17 +73,25 @@ def run(
 
 
 def _session_of(
-    session: Session, definition: Definition, master: str | None, stack: ExitStack
+    session: Session, definition: Definition, master: str | None, stack: ExitStack, *, may_be_kept: bool
 ) -> Callable[[], SparkSession]:
-    """Starts Spark when it is first asked for, and ends it with the stack."""
+    """Starts Spark when it is first asked for, again if its Java was killed, and ends it with the stack.
+
+    A process that stays has a session of its own: a kept one ends when nothing is done in it for long.
+    """
+    from tidelog.pipeline.session.session import has_ended
+
+    newest = stack.enter_context(ExitStack())
     found: list[SparkSession] = []
 
     def started() -> SparkSession:
-        if not found:
+        if not found or has_ended(found[-1]):
+            newest.close()  # what is raised later has nothing to do with it
             conf = definition.spark.settings
             chosen = master or definition.spark.master
-            found.append(stack.enter_context(spark_for(session.output, definition.name, chosen, **conf)))
-        return found[0]
+            spark = spark_for(session.output, definition.name, chosen, may_be_kept=may_be_kept, **conf)
+            found[:] = [newest.enter_context(spark)]
+        return found[-1]
 
     return started
 

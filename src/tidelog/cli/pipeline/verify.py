@@ -105,6 +105,7 @@ def _show(output: Output, report: EngineVerifyReport) -> None:
             "object_bytes": report.object_bytes,
             "records": report.records,
             "values": report.values,
+            "value_files": report.value_files,
             "compacted_values": 0 if report.compaction is None else report.compaction.values,
             "problems": len(report.findings),
         }

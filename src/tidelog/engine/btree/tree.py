@@ -190,16 +190,23 @@ class Tree:
 
     def scan(self, start: bytes = b"", stop: bytes | None = None) -> Iterator[Cell]:
         """The cells from `start` to before `stop`, in steps: each sees the tree as it is at its moment."""
+        for step in self.steps(start, stop):
+            yield from step
+
+    def steps(
+        self, start: bytes = b"", stop: bytes | None = None, most_cells: int = SCAN_CELLS
+    ) -> Iterator[list[Cell]]:
+        """The same, a step at a time."""
         resume: bytes | None = start
         while resume is not None:
-            found = _scan(self._pages, ROOT, resume, stop, SCAN_CELLS)
+            found = _scan(self._pages, ROOT, resume, stop, most_cells)
             if isinstance(found, int):
                 resume = self._step(resume, found)
                 if stop is not None and resume >= stop:
                     return
                 continue
             cells, resume = found
-            yield from cells
+            yield cells
 
     # ---- changing ----
 

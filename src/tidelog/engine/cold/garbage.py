@@ -5,7 +5,12 @@ needs without them. A piece is an object in the store, or a file on the disk of 
 
 History is contiguous from its start, so pieces are dropped from the front only. If too little of the log is live
 (`compaction_live_ratio`), the values that are still needed are moved out of the pieces at the front (`relocation.py`),
-which go then, now or with the next collection.
+which go then: at once, or with the next collection if no entry was shipped behind the moves.
+
+Room is bounded by what is stored, not by time. A collection leaves so much that, with what makes the next one due
+(`next_due_bytes`), log and index take `live / compaction_live_ratio` at most; what comes on top is what entries write
+during a collection, which slows them down (`maintenance.py`), and what is moved before its old copy goes. Checkpoints
+and snapshots, which cost as much as the index, are made only if a piece waits for one.
 
 Invariants
 - One collection at a time. Entries are applied and read meanwhile, and a reader that has pinned a state reads it to the
@@ -29,7 +34,6 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
@@ -37,6 +41,7 @@ from typing import Literal, NamedTuple, Self, cast
 
 import msgspec
 
+from tidelog._native import pointing_cells
 from tidelog.cold.catalog import Catalog
 from tidelog.cold.retention import finish_cold, remove_published
 from tidelog.engine.cold.gc import objects_below, whole_objects_below
@@ -44,15 +49,14 @@ from tidelog.engine.cold.manifest import KeptFrom, Manifest, read_manifest
 from tidelog.engine.cold.shipping import Shipping
 from tidelog.engine.cold.store_link import take_over_start
 from tidelog.engine.core import Core
-from tidelog.engine.mvcc.cells import INLINE, decode_cell, is_pointer, seq_of
+from tidelog.engine.mvcc.cells import decode_cell
 from tidelog.engine.mvcc.relocation import Moved, Relocation
 from tidelog.engine.mvcc.retention import Retention
 from tidelog.engine.mvcc.retention_time import LocalTimes, ShippedTimes
 from tidelog.engine.mvcc.vacuum import Vacuum, Vacuumed
-from tidelog.engine.mvcc.vacuum_rules import Rule
+from tidelog.engine.mvcc.vacuum_rules import LiveBytes, Rule
 from tidelog.engine.sst.value_file import ValueName, reference_of
 from tidelog.engine.wal.record_header import OPERATION, decode_header
-from tidelog.engine.wal.value import CODEC_FILE
 from tidelog.errors import TidelogError
 from tidelog.events import tell
 from tidelog.log.frame import Frames
@@ -62,14 +66,15 @@ from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.object_store import ObjectStore
 
 _logger = logging.getLogger("tidelog.engine")
-# Less garbage than this is not worth a look. More than the ratio asks for is moved at once, so that it lasts a while.
+# Less garbage than this is not worth a look.
 _LEAST_GARBAGE_BYTES = 16 << 20
 _LEAST_FREE_BYTES = 64 << 20
-_BETTER_BY = 0.1
-_CHECK_EVERY = 4096
-_IN_FILE = INLINE | CODEC_FILE << 4
-"""How a cell begins whose value has a file of its own."""
+# The part of the garbage that may be there that makes a collection due; and that of the live bytes that a piece takes.
+_DUE_PART = 0.25
+_PIECE_PART = 0.125
+_SCAN_CELLS = 1024
 _LONGEST_PAUSE_SECONDS = 1.0
+_MAX_LSN = (1 << 64) - 1
 
 Fate = Literal["drop", "live", "replay", "behind", "newest"]
 REASONS: dict[Fate, str] = {
@@ -176,32 +181,24 @@ class GarbageStatistics(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-class Usage:
+class Usage(LiveBytes):
     """Counts the references into each piece."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
+        super().__init__((piece.first_lsn, piece.next_lsn) for piece in pieces)
         self.pieces = pieces
-        self._starts = [piece.first_lsn for piece in pieces]
-        self._live = [0] * len(pieces)
-        self.value_files: set[ValueName] = set()
-        """Those that kept versions refer to."""
 
-    def note(self, value: bytes) -> None:
-        """Counts a kept cell. It may point after all pieces, or before them."""
-        if is_pointer(value):
-            cell = decode_cell(value)
-            index = bisect_right(self._starts, cell.lsn) - 1
-            if index >= 0 and cell.lsn < self.pieces[index].next_lsn:
-                self._live[index] += cell.stored_bytes
-        elif value and value[0] == _IN_FILE:
-            self.value_files.add(reference_of(decode_cell(value)).name)
+    @property
+    def value_files(self) -> set[ValueName]:
+        """Those that kept versions refer to."""
+        return {reference_of(decode_cell(value)).name for value in self.in_files}
 
     def judged(self, needed_from_lsn: int, compacted_lsn: int = 0) -> tuple[PieceUse, ...]:
         """Decides about each piece. Records from `needed_from_lsn` on are needed regardless; values of records below
         the compacted LSN are in compacted data.
         """
         found: list[PieceUse] = []
-        for piece, live in zip(self.pieces, self._live, strict=True):
+        for piece, live in zip(self.pieces, self.of_pieces(), strict=True):
             live_bytes = min(live, piece.log_bytes)
             if live and piece.next_lsn > compacted_lsn:
                 fate: Fate = "live"
@@ -224,21 +221,21 @@ class Usage:
         return tuple(found)
 
 
-def move_below(uses: Sequence[PieceUse], ratio: float, least_bytes: int) -> int:
-    """The LSN below which values are to be moved so that more than a part of the log is live; 0 if that is so already.
+def move_below(uses: Sequence[PieceUse], most_bytes: int, least_bytes: int) -> int:
+    """The LSN below which values are to be moved so that the log has so many bytes; 0 if it has no more already, or if
+    less than `least_bytes` is garbage.
 
-    Pieces without live values go by themselves. The newest piece stays.
+    What is dropped anyway does not count. The newest piece stays.
     """
-    live_bytes = sum(use.live_bytes for use in uses)
-    stored_bytes = sum(use.live_bytes + use.dead_bytes for use in uses if use.live_bytes or use.fate == "newest")
-    if live_bytes >= ratio * stored_bytes or stored_bytes - live_bytes < least_bytes:
+    stored_bytes = sum(use.live_bytes + use.dead_bytes for use in uses if use.fate != "drop")
+    if stored_bytes <= most_bytes or sum(use.dead_bytes for use in uses if use.fate != "drop") < least_bytes:
         return 0
     below = 0
     for use in uses:
-        if use.fate == "newest" or live_bytes >= (ratio + _BETTER_BY) * stored_bytes:
+        if use.fate == "newest" or stored_bytes <= most_bytes:
             break
         below = use.next_lsn
-        stored_bytes -= use.dead_bytes if use.live_bytes else 0
+        stored_bytes -= use.dead_bytes if use.fate != "drop" else 0
     return below
 
 
@@ -267,6 +264,10 @@ class Pieces(ABC):
     def drop_below(self, lsn: int) -> tuple[int, int]:
         """Drops the pieces whose records are all below an LSN; returns their number and bytes."""
 
+    @abstractmethod
+    def index_bytes(self) -> int:
+        """What the index takes beside the log: pages, or snapshots."""
+
     def compacted_lsn(self) -> int:
         """The LSN below which all values are in compacted data; 0 where there is none."""
         return 0
@@ -287,12 +288,12 @@ class Pieces(ABC):
         """Removes the value files of entries up to a seq that no version refers to, where they are not on this disk."""
         return
 
-    def prepare(self) -> None:
-        """Before values are moved: brings about that pieces which nobody points into since the last moves can go."""
+    def prepare(self, below_lsn: int) -> None:
+        """Before values are moved out of pieces below an LSN: restores and crash recovery begin after those then."""
         return
 
     def settle(self) -> None:
-        """The same, after values were moved."""
+        """After values were moved: brings about that they would be found there after the loss of everything else."""
         return
 
     def knows_moves(self) -> bool:
@@ -334,8 +335,12 @@ class DiskPieces(Pieces):
         seq = next((seq for seq in found if seq is not None), None)
         return seq is not None and seq <= self._core.marks.low_water_mark
 
-    def settle(self) -> None:
-        self._core.checkpointer.checkpoint()
+    def prepare(self, below_lsn: int) -> None:
+        if self._core.checkpointer.redo_lsn < below_lsn:
+            self._core.checkpointer.checkpoint()
+
+    def index_bytes(self) -> int:
+        return self._core.tree.next_page * self._core.settings.page_bytes
 
     def drop_below(self, lsn: int) -> tuple[int, int]:
         wal = self._core.wal
@@ -376,12 +381,17 @@ class StorePieces(Pieces):
         self._shipping = shipping
         self._has_swept = False
 
-    def prepare(self) -> None:
-        """A restore begins later then. Not after moves: their records are among entries that are not final yet, and no
-        snapshot is written before they are in the store.
+    def prepare(self, below_lsn: int) -> None:
+        """Not after moves: no snapshot is written while their records are not in the store, behind which an entry has
+        to come first.
         """
-        self._core.checkpointer.checkpoint()  # the disk too: what was shipped may go when redo does not need it
-        self._shipping.write_state()
+        if self._core.checkpointer.redo_lsn < below_lsn:
+            self._core.checkpointer.checkpoint()  # the disk too: what was shipped may go when redo does not need it
+        if self.needed_from_lsn() < below_lsn:
+            self._shipping.write_state()
+
+    def settle(self) -> None:
+        self._shipping.ship()
 
     def remove_value_files(self, used: Collection[ValueName], up_to_seq: int) -> None:
         self._shipping.remove_unused_values(used, up_to_seq)
@@ -389,11 +399,10 @@ class StorePieces(Pieces):
     def knows_moves(self) -> bool:
         """Only a version that was moved points behind the last entry that its own entry is not behind."""
         published = self._manifest()
+        first_lsn, last_seq = published.high_water_lsn + 1, published.high_water_mark
         return not any(
-            is_pointer(value)
-            and seq_of(key) <= published.high_water_mark
-            and decode_cell(value).lsn > published.high_water_lsn
-            for key, value in self._core.tree.scan()
+            pointing_cells(cells, first_lsn, _MAX_LSN, last_seq)
+            for cells in self._core.tree.steps(most_cells=_SCAN_CELLS)
         )
 
     def pieces(self) -> list[Piece]:
@@ -405,6 +414,10 @@ class StorePieces(Pieces):
     def needed_from_lsn(self) -> int:
         """The LSN where replay after the oldest snapshot starts."""
         return min([state.lsn for state in self._manifest().checkpoints], default=0)
+
+    def index_bytes(self) -> int:
+        """A snapshot has less than the pages, and there are two of them."""
+        return self._core.tree.next_page * self._core.settings.page_bytes
 
     def compacted_lsn(self) -> int:
         compacted = self._manifest().compacted
@@ -434,6 +447,7 @@ class StorePieces(Pieces):
             if doomed:
                 link.owned.move_start(doomed[-1].next_offset)
                 retried(lambda: remove_published(link.owned, link.objects, doomed), catalog.keys.segments_prefix)
+                self._shipping.purge_below(doomed[-1].next_offset)
             return len(doomed), sum(one.size for one in doomed)
 
     def finish(self) -> None:
@@ -535,11 +549,14 @@ class Garbage:
             least_read_seq=least_read_seq,
             now_us=core.clock.now_us,
         )
-        self._vacuum = Vacuum(core, check, on_failure)
-        read_cold = store.reader.read_many if isinstance(store, Shipping) else None
-        self._relocation = Relocation(core, check, on_failure, read_cold, self._pause)
         self._check = check
+        self.progress_seconds = core.clock.monotonic()
+        """When a collection last did something, by the monotonic clock."""
+        self._vacuum = Vacuum(core, self._go_on, on_failure)
+        read_cold = store.reader.read_many if isinstance(store, Shipping) else None
+        self._relocation = Relocation(core, self._go_on, on_failure, read_cold, self._pause)
         self._collecting = Lock()
+        self._live_bytes = 0
         self._statistics = GarbageStatistics()
 
     def plan(self, horizon: int | None = None) -> GarbagePlan:
@@ -550,7 +567,7 @@ class Garbage:
             allowed = self.retention.horizon(horizon) if is_wanted else 0
             wanted = max(start_seq, self._place.limit(allowed))
             usage = Usage(self._place.pieces())
-            found = self._vacuum.look(self._rule(wanted if is_wanted else 0), usage.note)
+            found = self._vacuum.look(self._rule(wanted if is_wanted else 0), usage)
             return self._planned(wanted, found, self._judged(usage), self._held_back_by(horizon, allowed, wanted))
 
     def _held_back_by(self, horizon: int | None, allowed: int, wanted: int) -> str | None:
@@ -610,18 +627,20 @@ class Garbage:
         self._place.finish()
         start_seq = self._history.start_seq if wanted is None else self._move_start(self.retention.horizon(wanted))
         usage, final_seq = Usage(self._place.pieces()), self._core.marks.low_water_mark
-        found = self._vacuum.run(self._rule(0 if wanted is None else start_seq), usage.note)
+        found = self._vacuum.run(self._rule(0 if wanted is None else start_seq), usage)
         self._remove_value_files(usage.value_files, final_seq)
+        self._live_bytes = usage.live_bytes
         uses = self._judged(usage)
-        if moves and self._is_much(uses):
-            self._place.prepare()
+        move_to = self._move_below(uses) if moves else 0
+        if move_to:
+            self._place.prepare(move_to)
             uses = self._judged(usage)
         below = drop_below(uses) if plan is None else min(drop_below(uses), plan.drop_below_lsn)
         dropped, dropped_bytes = self._drop(below)
         moved = Moved()
-        if moves:
-            moved, uses = self._move_values(tuple(use for use in uses if use.next_lsn > below))
-            below = drop_below(uses)
+        if move_to:
+            moved, uses = self._move_values(uses, move_to)
+            below = max(below, drop_below(uses))
             more = self._drop(below)
             dropped, dropped_bytes = dropped + more[0], dropped_bytes + more[1]
         left = [use for use in uses if use.next_lsn > below]
@@ -653,25 +672,21 @@ class Garbage:
 
     # Moving values: `relocation.py`
 
-    def _move_values(self, uses: tuple[PieceUse, ...]) -> tuple[Moved, tuple[PieceUse, ...]]:
-        """Moves values out of the oldest pieces if too little of the log is live; returns how it is used then."""
+    def _move_values(self, uses: tuple[PieceUse, ...], below: int) -> tuple[Moved, tuple[PieceUse, ...]]:
+        """Moves values out of the pieces below an LSN, which are the oldest; returns how the log is used then."""
         core = self._core
-        if not self._is_much(uses):
-            return Moved(), uses
         if core.files.free_bytes(core.directory) < _LEAST_FREE_BYTES:
             return Moved(), uses
-        below = self._move_below(uses)
-        moved = self._relocation.run(self._place.compacted_lsn(), below) if below else Moved()
-        if uses and uses[-1].dead_bytes > max(uses[-1].live_bytes, self._least_bytes):
+        moved = self._relocation.run(self._place.compacted_lsn(), below)
+        if uses[-1].dead_bytes > max(uses[-1].live_bytes, self._least_bytes):
             with core.turns:
                 self._check()
                 core.wal.seal()  # its garbage can go with a later collection
         self._place.settle()
         usage = Usage(self._place.pieces())
-        for number, (_, value) in enumerate(core.tree.scan()):
-            if not number % _CHECK_EVERY:
-                self._check()
-            usage.note(value)
+        for cells in core.tree.steps(most_cells=_SCAN_CELLS):
+            self._go_on()
+            usage.count(cells)
         return moved, self._judged(usage)
 
     @property
@@ -679,21 +694,29 @@ class Garbage:
         return min(self._core.settings.rotate_max_bytes, _LEAST_GARBAGE_BYTES)
 
     def _move_below(self, uses: Sequence[PieceUse]) -> int:
-        return move_below(uses, self._core.settings.compaction_live_ratio, self._least_bytes)
+        ratio = self._core.settings.compaction_live_ratio
+        if not ratio:
+            return 0
+        most_bytes = int(self._live_bytes / ratio) - self.next_due_bytes - self._place.index_bytes()
+        return move_below(uses, max(most_bytes, sum(use.live_bytes for use in uses)), self._least_bytes)
 
-    def _is_much(self, uses: Sequence[PieceUse]) -> bool:
-        """Whether values should be moved, or pieces wait to be dropped that are worth a checkpoint."""
-        dead_bytes = sum(use.dead_bytes for use in uses if not use.live_bytes and use.fate not in ("newest", "drop"))
-        is_on = bool(self._core.settings.compaction_live_ratio)
-        return is_on and (bool(self._move_below(uses)) or dead_bytes >= self._least_bytes)
+    def _go_on(self) -> None:
+        self._check()
+        self.progress_seconds = self._core.clock.monotonic()
 
     def _pause(self, moved_bytes: int) -> None:
         time.sleep(min(_LONGEST_PAUSE_SECONDS, moved_bytes / self._core.settings.compaction_bytes_per_second))
 
     @property
     def next_due_bytes(self) -> int:
-        """How much the log may grow before it is worth looking again."""
-        return max(self._least_bytes, self._statistics.live_bytes // 3)
+        """How much the log may grow before it is worth looking again: a part of the garbage that may be there."""
+        ratio = self._core.settings.compaction_live_ratio or 0.5
+        return max(self._least_bytes, int(self._live_bytes * (1 / ratio - 1) * _DUE_PART))
+
+    @property
+    def piece_bytes(self) -> int:
+        """How large a piece of the log should be at most, so that one which is dead is not kept by what is live."""
+        return max(self._least_bytes // 4, int(self._live_bytes * _PIECE_PART))
 
     def _move_start(self, horizon: int) -> int:
         """Moves the start in the store first, then in the local WAL: when this returns, nobody reads below it."""

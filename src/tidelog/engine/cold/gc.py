@@ -6,6 +6,8 @@
     blob file, index file, root
                      of a generation that is published, if neither the published root nor a listed snapshot names it
     data file        of a seq that is compacted, if the published index does not name it
+    value file       of a seq up to that of the newest listed snapshot, if neither a listed snapshot nor the published
+                     index refers to it
 and of any log: orphans, replaced objects, unfinished uploads.
 
 Why none of this needs a claim, nor a clock
@@ -13,6 +15,9 @@ Why none of this needs a claim, nor a clock
   at all, and whether a value has a data file is decided once, when it is first compacted. So a file that is not
   referenced now, of a published generation, seq or snapshot, is never referenced again, whatever publishes, restores or
   owns the engine meanwhile: a collection that slept between plan and deletion deletes nothing that became needed.
+- A version that refers to a value file is the put that named it, or a copy of a version that was seen. A snapshot has
+  all versions up to its seq that any state since the start of history sees: a file of an earlier put to which none of
+  them refers is never referred to again.
 - The log below `droppable_below_lsn` of a published manifest is never needed again: a compaction only moves forward, a
   snapshot is only ever added after the newest one, and a pinned one stays listed. The start of the log is moved on the
   version that was read, with the manifest unchanged, and only forwards; a new owner's own rewrite comes first or makes
@@ -32,11 +37,13 @@ Invariants
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple, cast
 
 import msgspec
 
+from tidelog._native import count_cells
 from tidelog.clock import Clock, SystemClock
 from tidelog.cold.catalog import Catalog, Descriptor, StartMark
 from tidelog.cold.gc import (
@@ -56,11 +63,14 @@ from tidelog.cold.ownership import OwnedCatalog
 from tidelog.cold.retention import names_object, published_below, remove_all_unpublished
 from tidelog.cold.rewrite_commit import pending_rewrites
 from tidelog.engine.cold.manifest import Manifest, change_manifest, read_manifest, without_old
+from tidelog.engine.cold.value_store import stored_values
 from tidelog.engine.mvcc.cells import Cell, decode_cell
-from tidelog.engine.sst.blob_file import FilePointer, decode_version
-from tidelog.engine.sst.snapshot import StoredState
+from tidelog.engine.sst.blob_file import FilePointer, cell_of, decode_version
+from tidelog.engine.sst.block import rows_in
+from tidelog.engine.sst.snapshot import StoredState, named_states
 from tidelog.engine.sst.sorted_index import Compaction, read_compaction
 from tidelog.engine.sst.sstable import SSTable
+from tidelog.engine.sst.value_file import ValueName, parse_value_name, reference_of
 from tidelog.errors import DataError, NotFoundError
 from tidelog.store.document import UnchangedNeighbours, retried
 from tidelog.store.keys import EngineKeys, ObjectId
@@ -106,6 +116,10 @@ def fate_of(key: str, manifest: Manifest, keys: EngineKeys) -> tuple[str, Reason
     if (data := keys.parse_data_file(key)) is not None:
         is_past = manifest.compacted is not None and data.seq <= manifest.compacted.seq
         return "data file", Reason.SUPERSEDED if is_past else Reason.IN_PROGRESS
+    if key.startswith(keys.values_prefix):
+        name = parse_value_name(key.removeprefix(keys.values_prefix))
+        is_past = name is not None and bool(states) and name.seq <= states[-1].seq
+        return "value file", Reason.SUPERSEDED if is_past else Reason.IN_PROGRESS
     if (part := keys.parse_state_part(key)) is not None:
         is_past = bool(states) and part.seq < states[-1].seq
         return "snapshot part", Reason.SUPERSEDED if is_past else Reason.IN_PROGRESS
@@ -143,6 +157,19 @@ def _unused_snapshots(objects: ObjectStore, keys: EngineKeys, manifest: Manifest
     except (DataError, NotFoundError):  # which files it has is not known
         return [one for one in suspects if one[1] == "snapshot"]
     return [one for one in suspects if one[0] not in used]
+
+
+def unused_values(objects: ObjectStore, keys: EngineKeys, manifest: Manifest) -> dict[str, int]:
+    """Value files to which no state in the store refers, with their bytes; those that are too new are among them. Rows
+    are read only if there are value files; DataError or NotFoundError if some cannot be.
+    """
+    there = stored_values(objects, keys)
+    used: set[ValueName] = set()
+    for state in named_states(objects, keys, manifest) if there else ():
+        for block in state.open().blocks():
+            cells = [(key, cell_of(value)) for key, value in rows_in(block.raw, block.place.rows, b"")]
+            used |= {reference_of(decode_cell(cell)).name for cell in count_cells(cells, array("Q", [0]))}
+    return {keys.values_prefix + str(name): size for name, size in there.items() if name not in used}
 
 
 class References(NamedTuple):
@@ -214,6 +241,7 @@ class Marked(NamedTuple):
     references: References
     sizes: dict[str, int]
     data: ComparedDataFiles
+    unused_values: Mapping[str, int] = {}
 
     @property
     def missing(self) -> list[tuple[str, int, int | None]]:
@@ -330,7 +358,14 @@ class EngineCollector(Collector):
         prefixes = (self.keys.blobs_prefix, self.keys.index_prefix, self.keys.checkpoints_prefix)
         sizes = {info.key: info.size for prefix in prefixes for info in self.objects.list(prefix)}
         marked = Marked(published, references, sizes, ComparedDataFiles())
-        return marked if marked.wrong else marked._replace(data=self._compared(references.manifest))
+        if marked.wrong:
+            return marked
+        marked = marked._replace(data=self._compared(references.manifest))
+        try:
+            unused = unused_values(self.objects, self.keys, references.manifest)
+        except (DataError, NotFoundError):  # what its rows refer to is not known; a verification says what is wrong
+            return marked
+        return marked._replace(unused_values=unused)
 
     def _compared(self, manifest: Manifest) -> ComparedDataFiles:
         """Nothing is asked for where no data file is there, and none is named."""
@@ -460,6 +495,19 @@ class DataFiles(CompactedFiles):
         return key in self._marked.data.unnamed
 
 
+class ValueFiles(CompactedFiles):
+    """Value files to which no version refers. The owner collects them too; this finds what nobody does any more."""
+
+    kinds = ("value file",)
+
+    def find(self) -> Iterator[Candidate]:
+        yield from (self._judged(key, size) for key, size in self._marked.unused_values.items())
+
+    def _was_there(self, key: str) -> bool:
+        """There, and not referred to at this moment."""
+        return key in self._marked.unused_values
+
+
 class EngineUploads(UnfinishedUploads):
     """Uploads to an engine's store that nobody has touched for a day."""
 
@@ -470,7 +518,7 @@ class EngineUploads(UnfinishedUploads):
         return keys.objects_prefix, keys.checkpoints_prefix, keys.values_prefix, *of_compaction
 
 
-ENGINE_RULES = (ReplacedObjects, CompactedLog, LogObjects, EngineUploads, CompactedFiles, DataFiles)
+ENGINE_RULES = (ReplacedObjects, CompactedLog, LogObjects, EngineUploads, CompactedFiles, DataFiles, ValueFiles)
 
 
 def _wrong(kind: str, key: str, size: int, found: int | None) -> Candidate:
@@ -613,11 +661,14 @@ def _unpublish(catalog: Catalog, start_lsn: int) -> list[Descriptor]:
     def remove_all() -> None:
         doomed = list(published_below(catalog, start_lsn))
         there = catalog.find_many(one.start_offset for one in doomed)
-        for descriptor in doomed:
-            seen[descriptor.object_id] = descriptor
-            found = there.get(descriptor.start_offset)
-            if found is not None and found.value == descriptor:
-                catalog.metadata.remove(catalog.keys.descriptor(descriptor.start_offset), found.version)
+        seen.update({one.object_id: one for one in doomed})
+        found = ((one, there.get(one.start_offset)) for one in doomed)
+        versions = {
+            catalog.keys.descriptor(one.start_offset): now.version
+            for one, now in found
+            if now is not None and now.value == one
+        }
+        catalog.metadata.remove_many(versions)
 
     retried(remove_all, catalog.keys.segments_prefix)
     return list(seen.values())

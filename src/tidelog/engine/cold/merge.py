@@ -14,14 +14,15 @@ Invariants
   or a later owner finds the recorded start and cancels it (`settle`). From then on the switch fails on the version of
   its state. So a former owner changes nothing.
 - Objects are deleted by the plan that was persisted before the switch, and only after the grace period of their
-  readers.
+  readers. Until then they take room: with `max_bytes`, no more than that waits at a time, and the rest is merged later.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from threading import Lock
 
@@ -77,8 +78,11 @@ class LogCompaction:
         settings: EngineSettings,
         clock: Clock,
         *,
+        max_bytes: int | None = None,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._target_bytes = min(settings.compaction_max_bytes, max_bytes or settings.compaction_max_bytes)
+        self._max_bytes = max_bytes
         self._link = link
         self._owned = link.owned
         self._catalog = link.owned.catalog
@@ -91,9 +95,12 @@ class LogCompaction:
         """Merges small objects, and deletes what was replaced more than `grace_seconds` ago."""
         self._owned.ownership.verify()
         finish(self._catalog, self._clock)
+        left_bytes = sys.maxsize
+        if self._max_bytes is not None:
+            left_bytes = self._max_bytes - total_bytes(self._collector(grace_seconds).plan().of(Reason.RECENT))
         from_lsn: int | None = 0
         while from_lsn is not None:
-            from_lsn = self._round(from_lsn)
+            from_lsn = self._round(from_lsn, left_bytes - sum(run.bytes for run, _ in self._done))
         cleanup = self._clean_up(grace_seconds)
         return msgspec.structs.replace(
             cleanup,
@@ -105,20 +112,22 @@ class LogCompaction:
 
     # Some new objects at a time
 
-    def _round(self, from_lsn: int) -> int | None:
-        """Builds some new objects; returns the LSN at which to continue."""
+    def _round(self, from_lsn: int, left_bytes: int) -> int | None:
+        """Builds some new objects; returns the LSN at which to continue, None if no more can be replaced."""
         planned = self._planned(from_lsn)
-        if planned.runs:
+        sums = accumulate(run.bytes for run in planned.runs)
+        runs = [run for run, replaced_bytes in zip(planned.runs, sums, strict=True) if replaced_bytes <= left_bytes]
+        if runs:
             # Nobody else may compact, so a compaction in progress is that of a former owner, or of an earlier run of
             # this process.
             work = begin(self._catalog, self._link.objects, self._clock, take_over=True)
             with work.abandoned_on_error():
                 self._owned.ownership.verify()
-                self._replace(work, planned.runs)
-        return planned.next_offset
+                self._replace(work, runs)
+        return planned.next_offset if len(runs) == len(planned.runs) else None
 
     def _planned(self, from_lsn: int) -> Planned:
-        target_bytes = self._settings.compaction_max_bytes
+        target_bytes = self._target_bytes
         return plan_merges(self._catalog, target_bytes=target_bytes, from_offset=from_lsn, max_runs=_RUNS_AT_ONCE)
 
     def _replace(self, work: RewriteCommit, runs: Sequence[Run]) -> None:
@@ -151,8 +160,8 @@ class LogCompaction:
 
     # What was replaced
 
-    def _clean_up(self, grace_seconds: float) -> CompactionReport:
-        collector = Collector(
+    def _collector(self, grace_seconds: float) -> Collector:
+        return Collector(
             self._catalog,
             self._link.objects,
             self._clock.now_us(),
@@ -160,6 +169,9 @@ class LogCompaction:
             grace_seconds=grace_seconds,
             rules=[ReplacedObjects],
         )
+
+    def _clean_up(self, grace_seconds: float) -> CompactionReport:
+        collector = self._collector(grace_seconds)
         plan = collector.plan()
         report, waiting = collector.apply(plan), plan.of(Reason.RECENT)
         return CompactionReport(
@@ -237,8 +249,10 @@ class Compaction:
         self._statistics = CompactionStatistics()
         self._is_stopped = False
 
-    def compact(self, grace_seconds: float) -> CompactionReport:
-        """Compacts the log in the store."""
+    def compact(self, grace_seconds: float, max_bytes: int | None = None) -> CompactionReport:
+        """Compacts the log in the store; into objects of `max_bytes` at most if that is less than the setting, and with
+        no more than that of replaced objects, which wait for their deletion.
+        """
         self._check()
         if grace_seconds < 0:
             raise InputError(f"objects cannot be kept for {grace_seconds} seconds")
@@ -249,7 +263,11 @@ class Compaction:
             try:
                 with self._shipping.linked() as link:
                     compaction = LogCompaction(
-                        link, self._core.settings, self._core.clock, is_stopped=lambda: self._is_stopped
+                        link,
+                        self._core.settings,
+                        self._core.clock,
+                        max_bytes=max_bytes,
+                        is_stopped=lambda: self._is_stopped,
                     )
                     report = compaction.run(grace_seconds)
             except BaseException:

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from bisect import bisect_right, insort
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from itertools import groupby
 from operator import attrgetter
 from threading import Lock
@@ -27,8 +25,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tidelog.clock import Histogram, Stopwatch
-from tidelog.cold import blocks
-from tidelog.cold.catalog import Catalog, Descriptor
+from tidelog.cold.catalog import Catalog
 from tidelog.cold.fetch import (
     CacheStatistics,
     ColdCache,
@@ -42,238 +39,30 @@ from tidelog.cold.fetch import (
 )
 from tidelog.engine.cold.compacted_values import CompactedValue, CompactedValues, CountedSource, OnRequest, Stretch
 from tidelog.engine.cold.disk_cache import DiskCache, DiskCacheStatistics
+from tidelog.engine.cold.log_objects import (
+    CheckedHeaders,
+    ColdObject,
+    ColdObjects,
+    manifest_in,
+    missing,
+    read_blocks,
+    read_plain,
+)
 from tidelog.engine.cold.manifest import Manifest, read_manifest
 from tidelog.engine.cold.value_store import ColdValue
 from tidelog.engine.mvcc.cells import POINTER, Cell
 from tidelog.engine.sst.value_file import Reference, check_value_file, reference_of
 from tidelog.engine.value_files import OpenValue
-from tidelog.engine.wal.record_header import decode_header
 from tidelog.engine.wal.replay import ShippedLog
 from tidelog.engine.wal.scan_values import Group, Places, ScannedRows
 from tidelog.engine.wal.value import CODEC_FILE, decode_value, stored_again
 from tidelog.errors import CorruptionError, DataError, GapError, NotFoundError, OtherLogError, RetryError, TidelogError
-from tidelog.log.frame import Frames
 from tidelog.store.keys import EngineKeys
-from tidelog.store.metadata.open import BUCKET, open_metadata_store
 from tidelog.store.object_store import ObjectStore
 from tidelog.store.scheduler import DaemonPool
 
-# Locating and reading the log's bytes in the store: the object of an LSN, and ranges of it.
-#
-# An uncompressed object is the log's own bytes after a header: a position maps to a byte of it. A compressed object is
-# decoded block by block; the position of a block in the log follows from a record in it, whose position its pointer
-# gives.
-#
-# Invariants
-# - An object's header is checked against its descriptor before memory is allocated. The caller verifies the checksums
-#   of values.
-# - Descriptors are cached, and read again if their object is missing: it may have been replaced by another.
-
-_REMEMBERED = 1024
-
-
-class ColdObject(NamedTuple):
-    """A shipped object: its key and its descriptor."""
-
-    key: str
-    descriptor: Descriptor
-
-    @property
-    def end_position(self) -> int:
-        return self.descriptor.start_position + self.descriptor.raw_size
-
-    def byte_of(self, cell: Cell) -> int:
-        """The byte to name in an error: that of the value, or the one where its block is expected."""
-        descriptor = self.descriptor
-        if descriptor.codec == "none":
-            return self.byte_at(cell.position)
-        return descriptor.position_of(cell.lsn)[1]
-
-    def byte_at(self, position: int) -> int:
-        """The byte of an uncompressed object at a position of the log."""
-        return position - self.descriptor.start_position + self.descriptor.header_bytes
-
-
-class ColdObjects:
-    """The objects of an engine's log. Thread-safe."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        self._starts: list[int] = []
-        self._known: OrderedDict[int, ColdObject] = OrderedDict()
-        self._mutex = Lock()
-        # It never goes back, so records below it need no request.
-        self._start_lsn = 0
-
-    @property
-    def keys(self) -> EngineKeys:
-        keys = self._catalog.keys
-        assert isinstance(keys, EngineKeys)
-        return keys
-
-    def known(self, lsn: int) -> ColdObject | None:
-        """The object of a record, if it is cached."""
-        with self._mutex:
-            at = bisect_right(self._starts, lsn)
-            if at and lsn <= (found := self._known[self._starts[at - 1]]).descriptor.end_offset:
-                self._known.move_to_end(found.descriptor.start_offset)
-                return found
-        return None
-
-    def known_plain(self) -> list[ColdObject]:
-        """Those that are cached and not compressed, in the order of the log."""
-        with self._mutex:
-            found = [self._known[start] for start in self._starts]
-        return [one for one in found if one.descriptor.codec == "none"]
-
-    def find_kept(self, lsn: int) -> ColdObject | None:
-        """The object of a record; None if there is none: it was dropped, or never shipped."""
-        found = self.known(lsn)
-        if found is not None or lsn < self._start_lsn:
-            return found
-        descriptor = self._catalog.at(lsn)
-        if descriptor is None:
-            self._start_lsn = max(self._start_lsn, self._catalog.start_offset())
-            return None
-        return self._remember(ColdObject(self._catalog.keys.object(descriptor.name), descriptor))
-
-    def found_in(self, replica: ObjectStore, lsn: int) -> ColdObject | None:
-        """The object of a record in a replica: one that lags behind a compaction has other objects."""
-        keys = self._catalog.keys
-        try:
-            with open_metadata_store(BUCKET, replica, read_only=True) as metadata:
-                descriptor = Catalog(metadata, keys).at(lsn)
-        except (DataError, NotFoundError, RetryError):
-            descriptor = None  # its object may be there all the same
-        return self.find_kept(lsn) if descriptor is None else ColdObject(keys.object(descriptor.name), descriptor)
-
-    def forget(self, found: ColdObject) -> None:
-        """Evicts a record's descriptor after its object was missing or bad, so that the catalog is read again."""
-        with self._mutex:
-            self._drop(found.descriptor.start_offset)
-
-    def _remember(self, found: ColdObject) -> ColdObject:
-        start = found.descriptor.start_offset
-        with self._mutex:
-            self._drop(start)
-            self._known[start] = found
-            insort(self._starts, start)
-            if len(self._starts) > _REMEMBERED:
-                self._drop(next(iter(self._known)))
-        return found
-
-    def _drop(self, start: int) -> None:
-        if self._known.pop(start, None) is not None:
-            self._starts.remove(start)
-
-
-class CheckedHeaders:
-    """Which objects of a store are known to belong to their log: the header of each is read once."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, str, str], None] = OrderedDict()
-        self._mutex = Lock()
-
-    def check(self, store: ObjectStore, found: ColdObject) -> bool:
-        """Returns whether the header had to be read. DataError names an object that belongs to another log."""
-        one = store.url, found.key, found.descriptor.checksum
-        with self._mutex:
-            if one in self._known:
-                self._known.move_to_end(one)
-                return False
-        found.descriptor.check_header(store.read_range(found.key, 0, found.descriptor.header_bytes), found.key)
-        with self._mutex:
-            self._known[one] = None
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
-        return True
-
-
-def missing(lsn: int) -> GapError:
-    """The error for a record that is nowhere."""
-    return GapError(
-        f"LSN {lsn} is neither on the disk nor in the store",
-        first=lsn,
-        last=lsn,
-        hint="Is it the right store? `tidelog engine restore` tells what it has",
-    )
-
-
-def read_plain(store: ObjectStore, found: ColdObject, position: int, length: int) -> Stretch:
-    """Reads bytes of an uncompressed object; all of them, or DataError."""
-    descriptor = found.descriptor
-    byte, first_byte = found.byte_at(position), descriptor.header_bytes
-    is_plain = descriptor.size == first_byte + descriptor.raw_size
-    if byte < first_byte or byte + length > descriptor.size or not is_plain:
-        raise DataError(f"{length} bytes from byte {byte} on are not in an object of {descriptor.size} bytes")
-    data = store.read_range(found.key, byte, length)
-    if len(data) != length:
-        raise DataError(f"object ends at byte {byte + len(data)}, expected {descriptor.size} bytes")
-    return Stretch(position, data)
-
-
-def read_blocks(store: ObjectStore, found: ColdObject, cell: Cell, *, whole: bool) -> list[Stretch]:
-    """Reads and decodes the block that holds a value; with `whole` also the blocks that are fetched with it, in
-    order.
-    """
-    descriptor = found.descriptor
-    offset, byte = descriptor.position_of(cell.lsn)
-    length = descriptor.end_of(cell.lsn) - byte
-    data = store.read_range(found.key, byte, length)
-    if len(data) != length:
-        raise DataError(f"object ends at byte {byte + len(data)}, expected {descriptor.size} bytes")
-    decoded = _decoded(data, descriptor, offset, None if whole else cell.lsn)
-    middle = next((index for index, frames in enumerate(decoded) if cell.lsn < frames.next_offset), len(decoded))
-    if middle == len(decoded) or cell.lsn < decoded[middle].first_offset:
-        raise DataError(f"no block for LSN {cell.lsn}")
-    return _placed(decoded, middle, cell.position - _value_in(decoded[middle], cell))
-
-
-def _decoded(data: memoryview, descriptor: Descriptor, offset: int, wanted_lsn: int | None) -> list[Frames]:
-    """Decodes consecutive blocks; only that of a record if nothing else is wanted."""
-    found: list[Frames] = []
-    at = 0
-    while at < len(data):
-        header = blocks.parse_header(data, at, offset, descriptor.raw_size, descriptor.most_frame_bytes)
-        if header is None or at + header.size > len(data):
-            raise DataError("truncated block")
-        if wanted_lsn is None or header.first_offset <= wanted_lsn < header.next_offset:
-            found.append(blocks.decode_block(header, data[at : at + header.size]))
-        at += header.size
-        offset = header.next_offset
-    return found
-
-
-def _value_in(frames: Frames, cell: Cell) -> int:
-    """The offset of a value in its block: before the page updates of its record."""
-    index = cell.lsn - frames.first_offset
-    start = memoryview(frames.positions).cast("Q")[index]
-    length = memoryview(frames.lengths).cast("I")[index]
-    updates_offset = decode_header(memoryview(frames.buffer)[start : start + length], cell.lsn).updates_offset
-    if cell.stored_bytes > updates_offset:
-        raise DataError(f"a record has no value of {cell.stored_bytes} bytes, LSN {cell.lsn}")
-    return start + updates_offset - cell.stored_bytes
-
-
-def _placed(decoded: list[Frames], middle: int, position: int) -> list[Stretch]:
-    """All blocks with their positions, given that of one of them."""
-    position -= sum(frames.end for frames in decoded[:middle])
-    placed = []
-    for frames in decoded:
-        placed.append(Stretch(position, frames.buffer))
-        position += frames.end
-    return placed
-
-
-def manifest_in(objects: ObjectStore, keys: EngineKeys) -> Manifest | None:
-    """Reads an engine's manifest in a store; None if there is none. For stores that are rarely read."""
-    with open_metadata_store(BUCKET, objects, read_only=True) as metadata:
-        found = read_manifest(metadata, keys)
-    return None if found is None else found[0]
-
-
 _FETCHING_THREADS = 16
-_CALLERS = 4
+_REQUESTS_A_CALLER = 16
 _RANGE_BYTES = 8 << 20
 _GAP_BYTES = 256 << 10
 _DAMAGE_HINT = "Put a good copy of the object in its place; an engine with replicas reads theirs"
@@ -350,8 +139,8 @@ class ColdReader:
         threads: int = _FETCHING_THREADS,
         disk: DiskCache | None = None,
     ) -> None:
-        """`threads` fetch ahead, for all callers; one of them has a quarter of these at most. What is read often comes
-        back to the `disk`.
+        """`threads` fetch ahead, for all callers; one of them has a quarter of these at most, and no more than 16. What
+        is read often comes back to the `disk`.
         """
         self.catalog = catalog
         self.store = store
@@ -363,7 +152,7 @@ class ColdReader:
         self._cache = ColdCache(cache_bytes)
         self._read_ahead = ReadAhead()
         self._fetchers = DaemonPool(threads, "tidelog-cold")
-        self._requests_a_caller = max(1, threads // _CALLERS)
+        self._requests_a_caller = max(1, min(_REQUESTS_A_CALLER, threads // 4))
         counted = CountedSource(store, self._count_request)
         self._fetcher = Fetcher(counted, self._fetchers, ColdReadCounters(), FetchSettings())
         self._on_their_way: dict[tuple[int, int], Future[Fetched]] = {}
@@ -432,23 +221,28 @@ class ColdReader:
         ]
         return ValuesAhead(self, cells, values, Window(groups, self._requests_a_caller), are_scanned=bool(keys))
 
-    def begin_scan(self, scanned: ScannedRows) -> RowsAhead:
+    def begin_scan(self, scanned: ScannedRows, *, in_background: bool = False) -> RowsAhead:
         """Begins to fetch the values of rows of a scan that were not found yet: from compacted data, where those of
         neighbours are neighbours, or from the log. Fails only when they are taken, and then leaves them out.
+
+        `in_background`: where they are is looked up by another thread, since that may ask the store too.
         """
+        return RowsAhead(self, lambda: self._placed(scanned, in_background), self._fetchers if in_background else None)
+
+    def _placed(self, scanned: ScannedRows, goes_on: bool) -> tuple[Places, Window[tuple[Group, int]]]:
         self._take_from_disk(scanned)
         places, units = Places(scanned), list[tuple[str, int]]()
         if self._compacted is not None:
             with contextlib.suppress(TidelogError):  # reading one alone tells of it
                 units += [(key, 0) for key in self._compacted.place(scanned, places, 0)]
-        units += self._placed_in_log(scanned, places, len(units))
+        units += self._placed_in_log(scanned, places, len(units), goes_on=goes_on)
         groups = [
             Neighbours(self._fetcher, key, [(group, begin)], _bytes_in_object)
             for group in places.groups(gap_bytes=_GAP_BYTES, range_bytes=_RANGE_BYTES)
             if group.unit < len(units)
             for key, begin in (units[group.unit],)
         ]
-        return RowsAhead(self, places, Window(groups, self._requests_a_caller))
+        return places, Window(groups, self._requests_a_caller)
 
     def _take_from_disk(self, scanned: ScannedRows) -> None:
         """What came back to this disk needs no request."""
@@ -459,12 +253,15 @@ class ColdReader:
                 stored = self._disk.get(Cell(POINTER, 0, row[1], *row[3:8]))
                 scanned.values[number] = None if stored is None else (stored, row[4])
 
-    def _placed_in_log(self, scanned: ScannedRows, places: Places, first_unit: int) -> list[tuple[str, int]]:
+    def _placed_in_log(
+        self, scanned: ScannedRows, places: Places, first_unit: int, *, goes_on: bool
+    ) -> list[tuple[str, int]]:
         """Finds values in objects of the log, those first that are known; returns their keys, and where in each its
         first record begins.
         """
         units, end = list[tuple[str, int]](), len(scanned.rows)
         row = places.in_log(0, (), ())
+        find = self._objects.find_on if goes_on else self._objects.find_kept
         objects = self._objects.known_plain() if row < end else []
         while row < end:
             starts = [one.descriptor.start_position for one in objects]
@@ -474,7 +271,7 @@ class ColdReader:
             objects = []
             if row < end:
                 with contextlib.suppress(TidelogError):  # reading it alone tells of it
-                    found = self._objects.find_kept(scanned.rows[row][5])
+                    found = find(scanned.rows[row][5])
                     objects = [] if found is None or found.descriptor.codec != "none" else [found]
                 row += not objects
         return units
@@ -792,22 +589,40 @@ class ColdReader:
 class RowsAhead:
     """Values of rows of a scan that are being fetched."""
 
-    def __init__(self, reader: ColdReader, places: Places, groups: Window[tuple[Group, int]]) -> None:
+    def __init__(
+        self,
+        reader: ColdReader,
+        begin: Callable[[], tuple[Places, Window[tuple[Group, int]]]],
+        background: Executor | None,
+    ) -> None:
         self._reader = reader
-        self._places = places
-        self._groups = groups
+        self._begin = begin
+        self._begun: Future[tuple[Places, Window[tuple[Group, int]]]] = Future()
+        with contextlib.suppress(RuntimeError):  # closed: nobody reads on
+            if background is not None:
+                self._begun = background.submit(begin)
+                return
+        self._begun.set_result(begin())
 
     def take(self) -> None:
         """Waits for them. What does not come is left out."""
-        for one in self._groups:
+        # A thread that is busy with what others want is not waited for.
+        places, groups = self._begin() if self._begun.cancel() else self._begun.result()
+        for one in groups:
             # Compacted, or dropped, since it was looked up; or the store does not answer, which a read alone tells.
             with contextlib.suppress(NotFoundError, RetryError):
                 for (group, _), data in one.take():
-                    self._reader.used(self._places.take(group, data))
+                    self._reader.used(places.take(group, data))
 
     def forget(self) -> None:
         """Nobody wants them any more."""
-        self._groups.forget()
+        if not self._begun.cancel():
+            self._begun.add_done_callback(_forget_groups)
+
+
+def _forget_groups(begun: Future[tuple[Places, Window[tuple[Group, int]]]]) -> None:
+    if begun.exception() is None:
+        begun.result()[1].forget()
 
 
 def _bytes_in_object(item: tuple[Group, int]) -> tuple[int, int]:

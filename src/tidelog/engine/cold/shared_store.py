@@ -28,7 +28,7 @@ import logging
 from collections.abc import Callable, Sequence
 from threading import Lock
 
-from tidelog.cold.catalog import Catalog
+from tidelog.cold.catalog import Catalog, Owner
 from tidelog.cold.lease import NodeLease
 from tidelog.engine.cold.manifest import Manifest, read_manifest
 from tidelog.engine.cold.reader import ColdReader
@@ -38,6 +38,7 @@ from tidelog.engine.cold.value_store import stored_values
 from tidelog.engine.core import Core
 from tidelog.engine.mvcc.cells import Cell, at, decode_cell, is_pointer, object_prefix, seq_of
 from tidelog.engine.reader import StoreFollower
+from tidelog.engine.succession import Succession
 from tidelog.engine.wal.value import CODEC_FILE
 from tidelog.errors import ClosedError, DataError, NotFoundError, TidelogError
 from tidelog.store.keys import EngineKeys
@@ -84,6 +85,8 @@ class SharedStore:
             threads=settings.cold_read_threads,
         )
         self.refusal: Callable[[], TidelogError] | None = None
+        self.succession: Succession | None = None
+        """Where it takes over by itself."""
         self._following = Lock()
         self._origins: dict[int, list[bytes]] = {}
         self._tasks: list[Task] = []
@@ -249,6 +252,11 @@ class SharedStore:
         found = self._catalog.owner()
         return found is not None and self._lease.holder(found[0]) is not None
 
+    def dead_owner(self) -> Owner | None:
+        """The owner, if it has missed its lease, or was closed."""
+        found = self._catalog.owner()
+        return None if found is None or self._lease.holder(found[0]) is not None else found[0]
+
     # In the background
 
     def start(self) -> None:
@@ -265,6 +273,8 @@ class SharedStore:
             return interval
 
         self._tasks.append(self._threads.store_work.add(follow, 0.0))
+        if self.succession is not None:
+            self._tasks.append(self._threads.store_work.add(self.succession.look, self.succession.pause_seconds))
 
     def stop(self) -> None:
         """Ends following. Idempotent."""

@@ -331,6 +331,7 @@ class Shipping(Policy):
         self._lag = Lag(core.wal, core.clock)
         self._link: StoreLink | None = None
         self._writing_state = Lock()
+        self._dropped_lsn = 0
         self._has_swept = False
 
     # The claim
@@ -458,6 +459,13 @@ class Shipping(Policy):
             room = core.settings.local_retention_bytes - core.wal.statistics().file_bytes
             return freed + core.values.evict(max(0, room), lambda name: name.seq <= stored_seq)
 
+    def purge_below(self, dropped_lsn: int) -> None:
+        """As `purge`, when the store has dropped its log below an LSN: nobody points there, so it goes here too,
+        however much may stay on the disk.
+        """
+        self._dropped_lsn = max(self._dropped_lsn, dropped_lsn)
+        self.purge()
+
     def remove_unused_values(self, used: Collection[ValueName], up_to_seq: int) -> None:
         """Deletes the value files of entries up to a seq that no version refers to, from the store."""
         with self.linked() as link:
@@ -467,7 +475,8 @@ class Shipping(Policy):
         """Nothing from the beginning of the last complete checkpoint on: redo starts there."""
         limit_lsn = min(self._claimed.published.shipped_lsn, self._core.checkpointer.redo_lsn)
         wal, hot_bytes = self._core.wal, self._core.settings.local_retention_bytes
-        return removable_below(wal.spans(), limit_lsn, hot_bytes, wal.was_read_lately)
+        unwanted = removable_below(wal.spans(), limit_lsn, hot_bytes, wal.was_read_lately)
+        return max(unwanted, min(self._dropped_lsn, limit_lsn))
 
     # Snapshots and replicas
 

@@ -21,6 +21,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from tidelog._native import pointing_cells
 from tidelog.engine.btree.page import CELL_HEADER_BYTES, MAX_CELL_BYTES, REPLACE, Update, encode
 from tidelog.engine.core import Core
 from tidelog.engine.mvcc.cells import (
@@ -28,8 +29,6 @@ from tidelog.engine.mvcc.cells import (
     Cell,
     decode_cell,
     encode_pointer,
-    is_pointer,
-    seq_of,
 )
 from tidelog.engine.wal.record_header import HEADER_BYTES
 from tidelog.engine.wal.records import VACUUM_OWN_BYTES, encode_vacuum
@@ -44,6 +43,7 @@ _BATCH_ROWS = 1024
 _MAX_SHARING = 16
 _GROWTH_BYTES = 2 * 10
 _MAX_ROWS = 200_000
+_SCAN_CELLS = 1024
 
 ReadCold = Callable[[Sequence[Cell]], list[tuple[bytes, dict[str, object]] | None]]
 
@@ -111,15 +111,12 @@ class Relocation:
     def _rows(self, first_lsn: int, below_lsn: int) -> list[_Row]:
         """In the order of keys; so many that memory stays bounded."""
         final_seq, found = self._core.marks.low_water_mark, list[_Row]()
-        for number, (key, raw) in enumerate(self._core.tree.scan()):
-            if not number % 4096:
-                self._check()
-            if is_pointer(raw) and seq_of(key) <= final_seq:
-                cell = decode_cell(raw)
-                if first_lsn <= cell.lsn < below_lsn:
-                    found.append(_Row(key, raw, cell))
-                    if len(found) == _MAX_ROWS:
-                        break
+        for cells in self._core.tree.steps(most_cells=_SCAN_CELLS):
+            self._check()
+            pointing = pointing_cells(cells, first_lsn, below_lsn, final_seq)
+            found += [_Row(key, raw, decode_cell(raw)) for key, raw in pointing]
+            if len(found) >= _MAX_ROWS:
+                break
         return found
 
     # Values

@@ -19,13 +19,13 @@ from typing import NamedTuple
 from tidelog.engine.btree.page import REMOVE, Update, encode
 from tidelog.engine.core import Core
 from tidelog.engine.mvcc.cells import BUCKETS, parse
-from tidelog.engine.mvcc.vacuum_rules import OnKept, Rule, judged
+from tidelog.engine.mvcc.vacuum_rules import LiveBytes, Rule, sweep
 from tidelog.engine.wal.records import encode_vacuum
 from tidelog.errors import DiskFullError, ExhaustedError
 
 _STEP_ROWS = 128
 _GATHERED_ROWS = 4096
-_CHECK_EVERY = 4096
+_SCAN_CELLS = 1024
 
 
 class Vacuumed(NamedTuple):
@@ -51,13 +51,13 @@ class Vacuum:
         created = {name.encode(): version for name, version in self._core.buckets.alive(horizon)}
         return Rule(horizon, keep_versions, created)
 
-    def look(self, rule: Rule, on_kept: OnKept) -> Vacuumed:
-        """What would go. Changes nothing."""
-        return self._swept(rule, on_kept, lambda keys: None)
+    def look(self, rule: Rule, live: LiveBytes) -> Vacuumed:
+        """What would go; what stays is counted. Changes nothing."""
+        return self._swept(rule, live, lambda keys: None)
 
-    def run(self, rule: Rule, on_kept: OnKept) -> Vacuumed:
+    def run(self, rule: Rule, live: LiveBytes) -> Vacuumed:
         """Removes it. The start of history is on the disk; everything that was removed is, too, when this returns."""
-        swept = self._swept(rule, on_kept, self._remove_all)
+        swept = self._swept(rule, live, self._remove_all)
         if swept.removed:
             with self._core.turns:
                 self._check()
@@ -82,25 +82,18 @@ class Vacuum:
             self._on_failure(error)
             raise
 
-    def _swept(self, rule: Rule, on_kept: OnKept, remove: Callable[[list[bytes]], None]) -> Vacuumed:
+    def _swept(self, rule: Rule, live: LiveBytes, remove: Callable[[list[bytes]], None]) -> Vacuumed:
         kept = removed = removed_bytes = 0
-
-        def note_kept(value: bytes) -> None:
-            nonlocal kept
-            kept += 1
-            if kept % _CHECK_EVERY == 0:
-                self._check()
-            on_kept(value)
-
         waiting: list[bytes] = []
-        for verdict in judged(self._core.tree.scan(), rule, note_kept):
-            removed += len(verdict.seqs)
-            removed_bytes += verdict.stored_bytes
-            for key in verdict.doomed():
-                waiting.append(key)
-                if len(waiting) >= _GATHERED_ROWS:
-                    remove(waiting)
-                    waiting = []
+        for swept in sweep(self._core.tree.steps(most_cells=_SCAN_CELLS), rule, live):
+            self._check()
+            kept += swept.kept
+            removed += len(swept.doomed)
+            removed_bytes += swept.stored_bytes
+            waiting += swept.doomed
+            if len(waiting) >= _GATHERED_ROWS:
+                remove(waiting)
+                waiting = []
         if waiting:
             remove(waiting)
         return Vacuumed(removed, removed_bytes, kept)

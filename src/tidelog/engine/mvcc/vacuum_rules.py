@@ -17,12 +17,14 @@ Invariants
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from tidelog._native import count_cells, judge_cells
 from tidelog.engine.mvcc.cells import BUCKETS, SEQ_BYTES, at, decode_cell, is_pointer, seq_of
 from tidelog.engine.mvcc.versions import BucketVersion
 
+_ANY_KEY = bytes(1 + SEQ_BYTES)
 _GONE = 1  # the flag of a tombstone, and of a deleted bucket
 OnKept = Callable[[bytes], None]
 
@@ -32,7 +34,7 @@ class Rule(NamedTuple):
 
     horizon: int
     keep_versions: int
-    created: Mapping[bytes, BucketVersion]
+    created: dict[bytes, BucketVersion]
 
 
 class Verdict(NamedTuple):
@@ -87,6 +89,68 @@ class _Name:
         for _, value in self._kept:
             self._on_kept(value)
         return Verdict(self.prefix, self._gone, self._stored_bytes)
+
+
+class LiveBytes:
+    """Counts what versions that stay take: all of them, and what they point to in each piece of the log, given by its
+    first LSN and the next one behind it.
+    """
+
+    def __init__(self, bounds: Iterable[tuple[int, int]]) -> None:
+        self.numbers = array("Q", [0])
+        for first_lsn, next_lsn in bounds:
+            self.numbers.extend((first_lsn, next_lsn, 0))
+        self.in_files: list[bytes] = []
+        """The cells of those whose values have files of their own."""
+
+    @property
+    def live_bytes(self) -> int:
+        """Cells, and the values that they point to."""
+        return self.numbers[0]
+
+    def of_pieces(self) -> array[int]:
+        """The bytes that are pointed to in each piece."""
+        return self.numbers[3::3]
+
+    def count(self, cells: list[tuple[bytes, bytes]]) -> None:
+        """Counts cells. They may point after all pieces, or before them."""
+        self.in_files += count_cells(cells, self.numbers)
+
+    def note(self, value: bytes) -> None:
+        """Counts one, without its key."""
+        self.count([(_ANY_KEY, value)])
+
+
+class Swept(NamedTuple):
+    """What goes of some names, in the order in which it has to; the bytes that it points to, and how many stay."""
+
+    doomed: list[bytes]
+    stored_bytes: int
+    kept: int
+
+
+def sweep(steps: Iterable[list[tuple[bytes, bytes]]], rule: Rule, live: LiveBytes) -> Iterator[Swept]:
+    """Judges the cells of a scan, a step at a time; what stays is counted. As `judged`, which has the names that are
+    not plain: buckets, tombstones, and what is hidden.
+    """
+    cells: list[tuple[bytes, bytes]] = []
+    for step in steps:
+        cells += step
+        done, swept = _swept(cells, rule, live, is_last=False)
+        del cells[:done]
+        yield swept
+    yield _swept(cells, rule, live, is_last=True)[1]
+
+
+def _swept(cells: list[tuple[bytes, bytes]], rule: Rule, live: LiveBytes, *, is_last: bool) -> tuple[int, Swept]:
+    found = judge_cells(cells, is_last, rule.horizon, rule.keep_versions, rule.created, live.numbers)
+    done, doomed, stored_bytes, kept, others, in_files = found
+    live.in_files += in_files
+    for verdict in judged(others, rule, live.note):
+        doomed += verdict.doomed()
+        stored_bytes += verdict.stored_bytes
+        kept -= len(verdict.seqs)
+    return done, Swept(doomed, stored_bytes, kept + len(others))
 
 
 def judged(rows: Iterable[tuple[bytes, bytes]], rule: Rule, on_kept: OnKept) -> Iterator[Verdict]:

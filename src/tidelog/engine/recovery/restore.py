@@ -55,7 +55,7 @@ from tidelog.engine.sst.sstable import RowBlock
 from tidelog.engine.wal.records import CheckpointState
 from tidelog.engine.wal.replay import OnBytes, Replay, ShippedLog
 from tidelog.engine.wal.ship_watermark import LsnRange
-from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedError, TidelogError
+from tidelog.errors import DataError, HeldError, InputError, NotFoundError, NotSupportedError, TidelogError
 from tidelog.files import Files, explained
 from tidelog.store.keys import EngineKeys
 from tidelog.store.metadata.base import MetadataStore
@@ -185,6 +185,7 @@ class Restore:
         on_progress: OnProgress | None = None,
         replicas: Sequence[tuple[ObjectStore, MetadataStore]] = (),
         take_over: bool = False,
+        only_from_epoch: int | None = None,
         drill: EngineDirectory | None = None,
         pins: bool = True,
         lease_seconds: float = DEFAULT_LEASE_SECONDS,
@@ -192,7 +193,7 @@ class Restore:
         steps: RestoreSteps | None = None,
     ) -> None:
         """Without a claim where it is a `drill`: that is what the directory remembers then. `pins`: whether snapshots
-        can be pinned while they are read."""
+        can be pinned while they are read. `only_from_epoch`: only the owner of this epoch is replaced."""
         self._directory = directory
         self._objects = objects
         self._replicas = [(Catalog(reading, keys), copies) for copies, reading in replicas]
@@ -203,6 +204,7 @@ class Restore:
         self._files = files
         self._clock = clock
         self._take_over = take_over
+        self._only_from_epoch = only_from_epoch
         self._drill = drill
         self._lease_seconds = lease_seconds
         self._renews_lease = renews_lease
@@ -423,6 +425,14 @@ class Restore:
     def _claim(self) -> tuple[OwnedManifest, int]:
         self._tell("claim", 0, 1)
         assert self._lease is not None, "a restore that runs has one"
+        found = self._catalog.owner()
+        if self._only_from_epoch is not None and (found is None or found[0].epoch != self._only_from_epoch):
+            raise HeldError(
+                "another replica has taken the store over meanwhile",
+                operation="take over",
+                path=self._directory,
+                hint="Follow that one",
+            )
         taken = claim_engine(
             self._files,
             self._directory / WAL,

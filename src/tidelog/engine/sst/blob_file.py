@@ -51,7 +51,7 @@ class EncodedBlobFile(NamedTuple):
     digest: str
 
 
-def encode_blob_file(values: bytes, positions: Buffer, lengths: Buffer, crcs: Buffer) -> EncodedBlobFile:
+def encode_blob_file(values: Buffer, positions: Buffer, lengths: Buffer, crcs: Buffer) -> EncodedBlobFile:
     """Encodes values as a blob file: the stored bytes one after the other, and arrays of u64, u32 and u32."""
     listed = blob_directory(positions, lengths, crcs)
     if not listed:

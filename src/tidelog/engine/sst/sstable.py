@@ -18,13 +18,15 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import struct
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from itertools import islice, pairwise
+from itertools import pairwise
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -251,21 +253,39 @@ class SSTable:
         if digest.hexdigest() != self.part.digest:
             raise _damage(self.part.key, 0, "row file digest does not match")
 
-    def blocks_between(self, low: bytes, high: bytes, together: Iterator[int]) -> Iterator[tuple[bytes, int]]:
+    def blocks_between(
+        self, low: bytes, high: bytes, together: Iterator[int], fetchers: Executor | None = None
+    ) -> Iterator[tuple[bytes, int]]:
         """Yields the blocks that may have rows between two keys, decoded and verified, with their number of rows.
 
-        `together` says how many come with each request. Single ones are cached.
+        `together` says how many come with each request. Single ones are cached. With `fetchers`, the next ones are
+        fetched while some that came together are read.
         """
         blocks = self.footer.blocks
+        end = bisect_left(blocks, high, key=attrgetter("first_key"))
         begin = bisect_left(self._last_keys, low)
-        while begin < len(blocks) and blocks[begin].first_key < high:
-            some = [place for place in islice(blocks, begin, begin + next(together)) if place.first_key < high]
-            begin += len(some)
-            if len(some) == 1:
-                yield self._raw(some[0]), some[0].rows
-                continue
-            for block in read_row_blocks(self._objects, self.part.key, some, self.footer.kind):
-                yield block.raw, block.place.rows
+        ahead: tuple[Sequence[BlockHandle], Future[list[RowBlock]] | None] | None = None
+        try:
+            while begin < end:
+                some, wanted = ahead or (blocks[begin : min(end, begin + next(together))], None)
+                begin, ahead = begin + len(some), None
+                if len(some) == 1 and wanted is None:
+                    yield self._raw(some[0]), some[0].rows
+                    continue
+                # One that no thread has begun is not waited for.
+                found = self._read(some) if wanted is None or wanted.cancel() else wanted.result()
+                if begin < end and fetchers is not None:
+                    following = blocks[begin : min(end, begin + next(together))]
+                    ahead = following, None
+                    with contextlib.suppress(RuntimeError):  # closed: nobody reads on
+                        ahead = following, fetchers.submit(self._read, following)
+                yield from ((block.raw, block.place.rows) for block in found)
+        finally:
+            if ahead is not None and ahead[1] is not None:
+                ahead[1].cancel()
+
+    def _read(self, places: Sequence[BlockHandle]) -> list[RowBlock]:
+        return list(read_row_blocks(self._objects, self.part.key, places, self.footer.kind))
 
     def block_before(self, key: bytes) -> bytes | None:
         """The first key of the last block that begins before a key."""

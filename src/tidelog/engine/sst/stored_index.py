@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from typing import Protocol, TypeVar
 
 from tidelog._native import check_rows, find_row
@@ -125,7 +126,11 @@ class StoredFiles:
 
     has_places = True
 
-    def __init__(self, objects: ByteSource, parts: Sequence[RowPart], cache: ColdCache) -> None:
+    def __init__(
+        self, objects: ByteSource, parts: Sequence[RowPart], cache: ColdCache, fetchers: Executor | None = None
+    ) -> None:
+        """`fetchers` fetch ahead of those who read on and on."""
+        self._fetchers = fetchers
         self._first_keys = [part.first_key for part in parts]
         self._last_keys = [part.last_key for part in parts]
         self._files = [SSTable(objects, part, kind="versions", cache=cache) for part in parts]
@@ -140,7 +145,7 @@ class StoredFiles:
     def blocks(self, low: bytes, high: bytes) -> Iterator[RawRows]:
         growing = together(_FIRST_BLOCKS, _MOST_BLOCKS)
         for file in self._files[bisect_left(self._last_keys, low) : bisect_left(self._first_keys, high)]:
-            yield from (RawRows(*block) for block in file.blocks_between(low, high, growing))
+            yield from (RawRows(*block) for block in file.blocks_between(low, high, growing, self._fetchers))
 
     def cut_before(self, high: bytes) -> bytes | None:
         index = bisect_left(self._first_keys, high)

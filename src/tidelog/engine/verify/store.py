@@ -29,7 +29,7 @@ from tidelog.engine.cold.value_store import stored_values
 from tidelog.engine.sst.snapshot import StoredState
 from tidelog.engine.sst.sorted_index import read_compaction
 from tidelog.engine.sst.sstable import RowPart
-from tidelog.engine.sst.value_file import check_value_file, decode_reference
+from tidelog.engine.sst.value_file import ValueName, check_value_file, decode_reference
 from tidelog.engine.wal.operations import OperationRecord
 from tidelog.engine.wal.records import Record, decode_record
 from tidelog.engine.wal.value import CODEC_FILE, decode_value
@@ -237,6 +237,17 @@ def check_named_file(objects: ObjectStore, keys: EngineKeys, part: RowPart) -> I
         yield about_engine(keys.name).finding_of(error, "index", part.key)
 
 
+def check_stored_value(objects: ObjectStore, keys: EngineKeys, name: ValueName, size: int) -> Finding | None:
+    """A value file has what its name says; NotFoundError if nobody refers to it any more, and it is gone."""
+    key = keys.values_prefix + str(name)
+    try:
+        for _ in check_value_file(name, size, partial(objects.read_range, key), key):
+            pass
+    except DataError as error:
+        return about_engine(keys.name).finding_of(error, "value", key)
+    return None
+
+
 def content_digest(objects: ObjectStore, key: str) -> tuple[str, int]:
     """Digest and size of a file, as it is named by them; one range of it is in memory."""
     digest, size = hashlib.blake2b(digest_size=16), 0
@@ -343,15 +354,10 @@ class _StoreCheck:
     def _read_values(self) -> None:
         """Every value file has what its name says."""
         for name, size in stored_values(self._objects, self._keys).items():
-            key = self._keys.values_prefix + str(name)
-            try:
-                for _ in check_value_file(name, size, partial(self._objects.read_range, key), key):
-                    pass
-                self._value_files += 1
-            except NotFoundError:
-                continue  # nobody refers to it any more
-            except DataError as error:
-                self._findings.append(self._about.finding_of(error, "value", key))
+            with contextlib.suppress(NotFoundError):
+                found = check_stored_value(self._objects, self._keys, name, size)
+                self._value_files += found is None
+                self._findings += [] if found is None else [found]
 
     def _read_index(self, manifest: Manifest) -> None:
         if manifest.compacted is None:

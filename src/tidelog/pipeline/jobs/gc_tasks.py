@@ -25,6 +25,7 @@ from tidelog.log.frame import crc32
 from tidelog.pipeline.jobs.job import Totals
 from tidelog.pipeline.location import EngineLocation, TopicLocation
 from tidelog.pipeline.tasks import as_batches
+from tidelog.store.keys import MAX_NUMBER
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.metadata.open import open_metadata_store
 from tidelog.store.object_store import ObjectStore
@@ -95,7 +96,7 @@ def _covered(catalog: Catalog, objects: ObjectStore) -> list[_Run]:
     """The offsets that are in a published object of the right size, as runs (start, end exclusive)."""
     sizes = {info.key: info.size for info in objects.list(catalog.keys.objects_prefix)}
     runs: list[_Run] = []
-    for one in catalog.walk(catalog.start_offset()):
+    for one in catalog.between(catalog.start_offset(), MAX_NUMBER):
         if sizes.get(catalog.keys.object(one.name)) != one.size:
             continue
         if runs and runs[-1][1] >= one.start_offset:

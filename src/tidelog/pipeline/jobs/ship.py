@@ -1,9 +1,10 @@
 """The job `ship`: ships the backlog of many topics from the local disk to the store, with uploads by Spark's workers.
 
 The driver owns the directory and its topics while it runs; a claim cannot be shared, so the driver plans and publishes,
-in the order of offsets, and workers read, check and upload the bytes. Each topic has one upload in progress at a time:
-an object in a store beyond the catalog's end that has another one after it is the sign of a lost catalog
-(`cold/stale_catalog.py`), and a killed job must not leave one. So the work is parallel over topics.
+in the order of offsets, and workers read, check and upload the bytes; what is small the driver uploads itself. Each
+topic has one upload in progress at a time: an object in a store beyond the catalog's end that has another one after it
+is the sign of a lost catalog (`cold/stale_catalog.py`), and a killed job must not leave one. So the work is parallel
+over topics.
 
 Invariants
 - The job does nothing beside a live owner: the owner ships by itself, and the error says so. Topics that another node
@@ -34,7 +35,7 @@ from tidelog.errors import (
 )
 from tidelog.findings import Finding
 from tidelog.log.binding import BoundFiles
-from tidelog.log.segment import FileScanner
+from tidelog.log.frame import Frames
 from tidelog.pipeline.address import Root
 from tidelog.pipeline.ingest import opened_log
 from tidelog.pipeline.jobs.job import (
@@ -71,7 +72,8 @@ if TYPE_CHECKING:
 # - A repeated task uploads the same object: its name and its bytes are determined by the files.
 
 
-_READ_BYTES = 4 << 20
+# Smaller objects are sent by the driver, one thread a topic: to start a task takes it longer than to send them.
+_LEAST_TASK_BYTES = 16 << 20
 
 
 class SendWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,24 +104,15 @@ def send_object(work: SendWork) -> Sent:
             operation="ship",
             hint="The directory must be at the same path on every worker; one that is here alone: --master local[*]",
         )
-    went_in = _tally(work.shipment)
+    went_in = Totals()
+
+    def count(frames: Frames) -> None:
+        nonlocal went_in
+        went_in += tally_frames(frames)
+
     upload = upload_of(BoundFiles(), work.shipment, work.log_id, work.settings, TIMESTAMP_FIELD)
-    uploaded = upload.send(work.place.objects, work.key)
+    uploaded = upload.send(work.place.objects, work.key, count)
     return Sent(uploaded=uploaded, went_in=went_in, came_out=_read_back(work, uploaded).totals)
-
-
-def _tally(shipment: UploadPlan) -> Totals:
-    """The frames as they are in the files."""
-    tally = Totals()
-    for piece in shipment.pieces:
-        file = BoundFiles().open(piece.path)
-        try:
-            scanner = FileScanner(file, piece.byte, piece.first_offset, _READ_BYTES)
-            while scanner.position < piece.end_byte and (frames := scanner.read(piece.end_byte)) is not None:
-                tally += tally_frames(frames)
-        finally:
-            file.close()
-    return tally
 
 
 def _read_back(work: SendWork, uploaded: Uploaded) -> TopicObject:
@@ -254,7 +247,8 @@ class _Shipping:
         work = SendWork(
             topic=self.name, place=self._place, key=key, shipment=shipment, settings=settings, log_id=log_id
         )
-        (sent,) = run_on_workers(self._spark, send_object, [work])
+        is_small = shipment.raw_bytes < _LEAST_TASK_BYTES
+        (sent,) = [send_object(work)] if is_small else run_on_workers(self._spark, send_object, [work])
         self.went_in.append(sent.went_in)
         self.came_out.append(sent.came_out)
         self.done_bytes += shipment.raw_bytes

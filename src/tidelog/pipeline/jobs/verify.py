@@ -42,6 +42,7 @@ from tidelog.pipeline.jobs.job import (
 )
 from tidelog.pipeline.jobs.tally import chosen_logs, lost_offsets, notes_on, tally_frames
 from tidelog.pipeline.location import TopicLocation
+from tidelog.pipeline.tasks import slots_of
 from tidelog.pipeline.work import run_on_workers
 from tidelog.topics.columns import unreadable_frames
 from tidelog.topics.directory import LogDirectory
@@ -58,10 +59,10 @@ _TASK_BYTES = 64 << 20
 _MAX_OBJECTS_PER_TASK = 64
 
 
-def objects_per_task(descriptors: Sequence[Descriptor]) -> int:
-    """How many of these a task reads, so that it has enough to do and there are enough tasks."""
+def objects_per_task(descriptors: Sequence[Descriptor], slots: int = 4) -> int:
+    """How many of these a task reads, so that it has enough to do and there are enough tasks for so many at once."""
     count, size = len(descriptors), sum(one.size for one in descriptors)
-    return max(1, min(_MAX_OBJECTS_PER_TASK, count * _TASK_BYTES // max(1, size), count // 16))
+    return max(1, min(_MAX_OBJECTS_PER_TASK, count * _TASK_BYTES // max(1, size), count // (4 * slots)))
 
 
 def some_names(names: Iterable[str]) -> str:
@@ -102,15 +103,17 @@ def check_topic_object(work: ObjectWork) -> TopicObject:
         lost.extend(lost_offsets(frames))
         return ()
 
-    found = check_object(
-        work.place.objects,
-        keys,
-        work.descriptor,
-        About(work.topic, fix=FIX),
-        time_field=TIMESTAMP_FIELD,
-        unreadable=unreadable_frames,
-        check=count,
-    )
+    with work.place.fetchers as ahead:
+        found = check_object(
+            work.place.objects,
+            keys,
+            work.descriptor,
+            About(work.topic, fix=FIX),
+            time_field=TIMESTAMP_FIELD,
+            unreadable=unreadable_frames,
+            check=count,
+            ahead=ahead,
+        )
     return TopicObject(**msgspec.structs.asdict(found), topic=work.topic, totals=counted, lost=tuple(lost))
 
 
@@ -227,7 +230,8 @@ def _read_objects(
 ) -> None:
     descriptors = [work.descriptor for work in works]
     done, size = 0, sum(one.size for one in descriptors)
-    results = run_on_workers(spark, check_topic_object, works, items_per_task=objects_per_task(descriptors))
+    per_task = objects_per_task(descriptors, slots_of(spark))
+    results = run_on_workers(spark, check_topic_object, works, items_per_task=per_task)
     for found in results:
         checks[found.topic].take(found)
         done += found.size

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,6 +37,8 @@ from tidelog.pipeline.jobs.job import (
 from tidelog.pipeline.runs.definition import Definition, Step
 from tidelog.pipeline.runs.state import HeldBook, PipelineBook, PipelineState, RunState, Status, TaskState
 from tidelog.pipeline.runs.steps import Request, all_topics_of, check_options, do, needs_spark
+from tidelog.pipeline.session.java import GatewayError
+from tidelog.pipeline.session.session import java_has_died
 from tidelog.store.scheduler import with_backoff
 
 if TYPE_CHECKING:
@@ -339,10 +341,20 @@ def _told(step: Step) -> Iterator[None]:
             yield
     except (FencedError, ClosedError) as error:
         raise ConflictError(f"{step.name}: {error.message}", hint=error.hint) from error
+    except GatewayError as error:
+        raise RetryError(error.message, operation=step.name, hint=error.hint) from error  # it may have been killed
     except TidelogError:
         raise
     except Exception as error:
-        if step.do != "python" and not type(error).__module__.startswith(("pyspark", "py4j")):
+        is_sparks = type(error).__module__.startswith(("pyspark", "py4j", "grpc"))
+        if step.do != "python" and not is_sparks and not (needs_spark(step) and java_has_died()):
             raise
         what = step.function if step.do == "python" else "Spark"
-        raise RetryError(f"{what} raised {type(error).__name__}: {first_line(error)}", operation=step.name) from error
+        raise RetryError(f"{what} raised {_what_is_said(error)}", operation=step.name) from error
+
+
+def _what_is_said(error: Exception) -> str:
+    """An error of Java's has its words there: they are lost with it."""
+    with suppress(Exception):
+        return f"{type(error).__name__}: {first_line(error)}"
+    return f"{type(error).__name__}, and Java has ended"

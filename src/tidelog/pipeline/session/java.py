@@ -283,6 +283,7 @@ class GatewayError(ConfigError):
 
 def start_gateway(conf: SparkConf) -> JavaGateway:
     """A running Java with Spark in it; GatewayError with its last words where it does not run."""
+    from py4j.protocol import Py4JNetworkError
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 
@@ -297,9 +298,11 @@ def start_gateway(conf: SparkConf) -> JavaGateway:
         os.close(theirs)
         said = _rest_of(ours)
         raise GatewayError(f"Java did not start Spark: {said}", operation="start Spark", hint=JAVA_HINT) from error
-    except BaseException:
+    except BaseException as error:
         os.close(theirs)
         os.close(ours)
+        if isinstance(error, (ConnectionError, Py4JNetworkError)):
+            raise GatewayError("Java ended while Spark started", operation="start Spark", hint=JAVA_HINT) from error
         raise
     os.close(theirs)
     threading.Thread(target=_pass_on, args=(ours,), name="tidelog-spark-stderr", daemon=True).start()

@@ -15,9 +15,10 @@ import logging
 import os
 import re
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,6 +107,7 @@ _DEFAULT_PORTS = {"spark": 7077, "sc": 15002}
 # A client that uses one of these may not reach the server without it.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
 _ANSWER_SECONDS = 10.0
+_DYING_SECONDS = 1.0  # its ports are closed before the process is gone
 
 
 def check_master(master: str) -> None:
@@ -169,6 +171,7 @@ def spark_session(app_name: str = "tidelog", master: str | None = None, **conf: 
     if master is not None:
         check_master(master)
     settings = {name: text_of(value) for name, value in conf.items()}
+    forget_dead_java()
     if _is_remote(master):
         session = _connected(app_name, master, settings)
     elif (running := _running(master, settings)) is not None:
@@ -295,6 +298,47 @@ def _has_gateway() -> bool:
     from pyspark import SparkContext
 
     return SparkContext._gateway is not None
+
+
+def has_ended(spark: SparkSession) -> bool:
+    """Whether the Java of a session that was started here, or kept, is gone: killed, or without memory."""
+    from pyspark import SparkContext
+
+    from tidelog.pipeline.session.kept import is_lost
+
+    if getattr(spark, "_sc", None) is None:  # over Spark Connect
+        return is_lost(spark)
+    return spark._jvm is not SparkContext._jvm or _java_is_dead()  # another may have taken its place
+
+
+def java_has_died() -> bool:
+    """The same of the Java of this process, after an error that may come from it: a moment ago it was killed."""
+    with suppress(subprocess.TimeoutExpired):
+        if (process := _java()) is not None:
+            process.wait(_DYING_SECONDS)
+    return _java_is_dead()
+
+
+def forget_dead_java() -> None:
+    """Spark's Python side keeps one Java for as long as the process lives, also if it is gone: the next one is new."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if _java_is_dead():
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        SparkSession._instantiatedSession = None
+
+
+def _java_is_dead() -> bool:
+    process = _java()
+    return process is not None and process.poll() is not None
+
+
+def _java() -> subprocess.Popen[bytes] | None:
+    """None where there is none, or it is that of spark-submit."""
+    from pyspark import SparkContext
+
+    return getattr(SparkContext._gateway, "proc", None)
 
 
 def _start_java(settings: dict[str, str]) -> None:

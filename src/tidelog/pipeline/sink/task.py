@@ -31,8 +31,7 @@ from tidelog.files import LocalFiles
 from tidelog.log.frame import Frames
 from tidelog.pipeline.location import TopicLocation
 from tidelog.pipeline.source.arrow import bytes_column, frames_of
-from tidelog.pipeline.source.partition_reader import spare_collections
-from tidelog.pipeline.tasks import keep_memory
+from tidelog.pipeline.tasks import tune_worker
 from tidelog.staging.area import PartWriter, StagedPart, staged_commit_of
 from tidelog.store.object_store import ObjectStore
 from tidelog.store.urls import open_store
@@ -86,8 +85,7 @@ def stage_rows(
     batches: Iterator[pa.RecordBatch], target: StagingLocation, app: str, version: int, partition: int
 ) -> StagedParts:
     """Stages all rows of a task; returns the parts by the names of logs. If it raises, it leaves no files."""
-    spare_collections()
-    keep_memory()
+    tune_worker()
     staging, routes = _Staging(target, staged_commit_of(app, version), partition), _Routes(target, partition)
     try:
         for batch in batches:

@@ -252,13 +252,11 @@ class EntriesDataSource(DataSource):
 def read_partition(partition: InputPartition, options: EntryOptions, names: list[str]) -> Iterator[pa.RecordBatch]:
     """What a task does."""
     from tidelog.pipeline.source.entry_batches import read_entry_batches
-    from tidelog.pipeline.source.partition_reader import spare_collections
-    from tidelog.pipeline.tasks import keep_memory
+    from tidelog.pipeline.tasks import tune_worker
 
     if not isinstance(partition, EntryPartition):
         return iter(())  # Spark makes one up where there are none
-    keep_memory()
-    spare_collections()
+    tune_worker()
     return told_rows(
         read_entry_batches(
             partition.part,

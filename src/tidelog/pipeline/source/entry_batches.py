@@ -16,7 +16,8 @@ import msgspec
 import pyarrow as pa
 from pyarrow import compute
 
-from tidelog.cold.catalog import Catalog, Descriptor, PlannedCatalog
+from tidelog.cold.catalog import Catalog, Descriptor
+from tidelog.cold.planned_catalog import PlannedCatalog
 from tidelog.engine.cold.manifest import Manifest
 from tidelog.engine.cold.value_store import value_of
 from tidelog.engine.wal.operations import PUT_OBJECT, decode_operation

@@ -316,11 +316,9 @@ class ObjectsReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         from tidelog.pipeline.source.object_batches import read_object_batches
-        from tidelog.pipeline.source.partition_reader import spare_collections
-        from tidelog.pipeline.tasks import keep_memory
+        from tidelog.pipeline.tasks import tune_worker
 
         if not isinstance(partition, ObjectPartition):
             return iter(())  # Spark makes one up where there are none
-        keep_memory()
-        spare_collections()
+        tune_worker()
         return told_rows(read_object_batches(partition.part, self._names, self._options.max_rows_per_batch))

@@ -9,9 +9,12 @@ misspelt must not be ignored. Options of Kafka that mean nothing here are passed
 from __future__ import annotations
 
 import logging
+import os
 import re
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -27,12 +30,15 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from tidelog.client.tail import ServerPlace
+from tidelog.client.transport import parse_server
 from tidelog.config import Settings
-from tidelog.config.load import settings_of
-from tidelog.errors import InputError
+from tidelog.config.load import TLS_CA_VARIABLE, TOKEN_VARIABLE, settings_of
+from tidelog.errors import ConfigError, InputError
 from tidelog.log.isolation import READ_COMMITTED, Isolation
 from tidelog.pipeline.address import Root, find_root
 from tidelog.pipeline.source.declared import LOST_OPTIONS_HINT
+from tidelog.secret import Secret
 from tidelog.store.keys import PARTITION_SUFFIX
 from tidelog.topics.names import parse_topic_name
 from tidelog.units import parse_bytes, parse_seconds
@@ -54,6 +60,7 @@ from tidelog.units import parse_bytes, parse_seconds
 
 Edge = Literal["earliest", "latest"]
 LOG_IDS = "log_ids"
+EPOCHS = "epochs"
 ALL_PARTITIONS = -1
 _EDGES: dict[object, Edge] = {-2: "earliest", -1: "latest", "earliest": "earliest", "latest": "latest"}
 _MICROSECONDS = 1000
@@ -231,19 +238,24 @@ def to_checkpoint(
     offsets: Mapping[str, int],
     log_ids: Mapping[str, str] | None = None,
     partition_of: Callable[[str], Partition] = alone,
+    epochs: Mapping[str, int] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """What Spark keeps: offsets by the names of logs, and of which logs they are as far as that is known."""
+    """What Spark keeps: offsets by the names of logs, and of which logs they are, and known under which epochs, as far
+    as that is known."""
     names = sorted(map(partition_of, offsets))
     kept: dict[str, dict[str, Any]] = {}
     known: dict[str, Any] = {}
+    under: dict[str, dict[str, int]] = {}
     for topic, number, log in names:
         kept.setdefault(topic, {})[str(number)] = offsets[log]
+        if epochs and log in epochs:
+            under.setdefault(topic, {})[str(number)] = epochs[log]
         log_id = (log_ids or {}).get(log)
         if log_id is not None and log == topic and number == 0:
             known.setdefault(topic, log_id)
         elif log_id is not None:
             known[topic] = {**_ids_of(known.get(topic, {})), str(number): log_id}
-    return {**kept, LOG_IDS: known} if known else kept
+    return kept | ({LOG_IDS: known} if known else {}) | ({EPOCHS: under} if under else {})
 
 
 def _log_alone(topic: str, number: int) -> str:
@@ -256,7 +268,7 @@ def from_checkpoint(
     """What Spark kept, back again by the names of logs: offsets and ids; InputError when somebody else wrote it."""
     try:
         ids = msgspec.convert(found.get(LOG_IDS, {}), dict[str, str | dict[_Number, str]])
-        others = {topic: partitions for topic, partitions in found.items() if topic != LOG_IDS}
+        others = {topic: partitions for topic, partitions in found.items() if topic not in (LOG_IDS, EPOCHS)}
         topics = msgspec.convert(others, dict[str, dict[_Number, int]])
         offsets = _by_log(topics, log_of)
         return offsets, _by_log({topic: _ids_of(known) for topic, known in ids.items()}, log_of)
@@ -265,6 +277,14 @@ def from_checkpoint(
             f"the checkpoint of this query has offsets that are not tidelog's: {found}",
             hint="A query keeps its checkpoint location for itself; take another one",
         ) from error
+
+
+def epochs_in(found: Mapping[str, object], log_of: Callable[[str, int], str] = _log_alone) -> dict[str, int]:
+    """The epochs that Spark kept beside offsets, by the names of logs."""
+    try:
+        return _by_log(msgspec.convert(found.get(EPOCHS, {}), dict[str, dict[_Number, int]]), log_of)
+    except msgspec.ValidationError:
+        return {}  # `from_checkpoint` refuses what is not ours
 
 
 def _ids_of(known: str | dict[str, str]) -> dict[str, str]:
@@ -339,7 +359,19 @@ SINK_NAMES = ("topic", "txnAppId", "txnVersion", "handOverTimeout")
 # Spark's own, which it hands on with ours.
 _OF_SPARK = ("checkpointLocation", "queryName", "outputMode")
 TOPIC_OPTIONS = (
-    *("root", "path", "metadata", "config", "server", *_SUBSCRIPTIONS, "columns", "includeHeaders", "failOnDataLoss"),
+    *(
+        "root",
+        "path",
+        "metadata",
+        "config",
+        "server",
+        "serverToken",
+        "serverTlsCa",
+        *_SUBSCRIPTIONS,
+        "columns",
+        "includeHeaders",
+        "failOnDataLoss",
+    ),
     *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"),
     *("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
     *("minPartitions", "maxRecordsPerPartition", "maxPartitionBytes", "maxRowsPerBatch"),
@@ -376,8 +408,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_seconds: float = 900.0
     max_bytes_per_trigger: int | None = None
-    server: str | None = None
-    """A server whose newest messages are to be read, too: it ships them when a read is planned."""
+    server: ServerPlace | None = None
+    """A server whose newest messages are to be read, too, as far as they are not in the store."""
     is_table: bool = False
     """A table may be over a topic that its first INSERT creates: until then it is empty."""
 
@@ -419,14 +451,22 @@ def parse_source_options(
         min_offsets_per_trigger=options.number("minOffsetsPerTrigger"),
         max_trigger_delay_seconds=options.seconds("maxTriggerDelay", 900.0),
         max_bytes_per_trigger=options.size("maxBytesPerTrigger"),
-        server=options.parsed("server", _server_url),
+        server=options.server(),
         is_table=is_table,
     )
 
 
-def _server_url(text: str) -> str:
-    if not text.startswith(("http://", "https://")):
-        raise InputError(f"server must be the URL of a tidelog server, such as http://127.0.0.1:8080, not {text!r}")
+def _authorities(path: str) -> str:
+    """The certificates in a file: tasks may run where it is not."""
+    try:
+        text = Path(path).read_text("ascii")
+        ssl.create_default_context(cadata=text)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the certificate of the authority cannot be read: {getattr(error, 'strerror', None) or error}",
+            path=Path(path),
+            hint="serverTlsCa must name a file in PEM",
+        ) from None
     return text
 
 
@@ -562,6 +602,20 @@ class TopicOptionReader(OptionReader):
         if self.of_kafka:
             told = [f"{name} ({_instead(name)})" for name in self.of_kafka]
             _logger.warning("tidelog passes over options of Kafka: %s", ", ".join(told))
+
+    def server(self) -> ServerPlace | None:
+        """The server that is asked for the newest messages, with what proves it and us."""
+        url = self.text("server")
+        if url is None:
+            return None
+        if not url.startswith(("http://", "https://")):
+            raise InputError(f"server must be the URL of a tidelog server, such as http://127.0.0.1:8080, not {url!r}")
+        parse_server(url)
+        token, path = (
+            self.text(name) or os.environ.get(variable)
+            for name, variable in (("serverToken", TOKEN_VARIABLE), ("serverTlsCa", TLS_CA_VARIABLE))
+        )
+        return ServerPlace(url, Secret(token) if token else None, _authorities(path) if path else None)
 
     def target(self) -> str | None:
         """The topic that is written: the one that is named for it, or the only one that is read."""

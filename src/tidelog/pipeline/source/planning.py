@@ -3,7 +3,7 @@
 Invariants
 - The parts of a topic are contiguous and cover exactly the requested range.
 - A part says where its bytes are (objects with the needed piece of their index, files), so a task asks no metadata
-  store. Data in the bucket is read from there; only the rest is read from files.
+  store. Data in the bucket is read from there; only the rest is read from files, or from the owner of the partition.
 - Cuts are at positions that an index knows where that costs little balance: any other cut makes the task after it read
   from the preceding index entry.
 - Bytes are an estimate for balance; offsets are exact.
@@ -15,27 +15,28 @@ import logging
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from operator import itemgetter
 
 import msgspec
 
-from tidelog.client.client import connect
+from tidelog.client.tail import OwnerTail, Stands
 from tidelog.clock import SystemClock
 from tidelog.cold.catalog import Catalog, Catalogs, Descriptor, PartitionLayout
 from tidelog.cold.fetch import FetchSettings
 from tidelog.cold.reader import History
 from tidelog.cold.tiered_reader import HistoryOf, TieredView
-from tidelog.errors import InputError, NotFoundError, NotSupportedError, OffsetOutOfRangeError
+from tidelog.errors import InputError, NotFoundError, NotSupportedError, OffsetOutOfRangeError, RetryError
 from tidelog.log.binding import known_log_id, unbound
 from tidelog.log.segment import FilePart, Segment
 from tidelog.log.view import LogView
-from tidelog.pipeline.location import FilePiece, ReadPart, TopicLocation
+from tidelog.pipeline.location import FilePiece, OwnerPart, ReadPart, TopicLocation
 from tidelog.pipeline.source.options import ALL_PARTITIONS, Partition, SourceOptions
 from tidelog.store.binding import StoreBinding
 from tidelog.topics.look import TopicViews
+from tidelog.topics.message import TIMESTAMP_FIELD
 from tidelog.topics.names import parse_topic_name
 
 # A cut moves to a place of the index if that is not further away than this share of a part.
@@ -54,9 +55,17 @@ class TopicPlan:
     """One topic's range, with what is known about where its bytes are."""
 
     def __init__(
-        self, name: Partition, start: int, stop: int, *, catalog: Catalog | None, view: LogView | None, cold_end: int
+        self,
+        name: Partition,
+        start: int,
+        stop: int,
+        *,
+        catalog: Catalog | None,
+        view: LogView | None,
+        cold_end: int,
+        owner: OwnerPart | None = None,
     ) -> None:
-        """`cold_end` is the first offset that no object has."""
+        """`cold_end` is the first offset that no object has; `owner` has the rest, with the bytes of all of it."""
         self.name = name
         self.start = start
         self.stop = stop
@@ -64,6 +73,7 @@ class TopicPlan:
         if catalog is not None and start < min(stop, cold_end):
             self._descriptors = list(catalog.between(start, min(stop, cold_end)))
         self._cold_end = cold_end
+        self._owner = owner
         self._segments = [] if view is None else [one for one in view.segments() if self._is_wanted(one, start, stop)]
         self._knots = self._find_knots()
 
@@ -100,6 +110,8 @@ class TopicPlan:
                 yield offset, behind, end - position
         for segment in self._segments:
             yield max(segment.first_offset, self._cold_end), segment.next_offset, segment.size
+        if self._owner is not None and self._cold_end < self.stop:
+            yield max(self.start, self._cold_end), self.stop, round(self._owner.size)
 
     # Cutting
 
@@ -147,7 +159,15 @@ class TopicPlan:
             cold_stop=max(start, min(stop, self._cold_end)),
             descriptors=tuple(_trimmed(descriptor, start, stop) for descriptor in objects),
             files=tuple(_piece(segment, max(start, self._cold_end)) for segment in files),
+            owner=self._owner_part(max(start, self._cold_end), stop),
         )
+
+    def _owner_part(self, start: int, stop: int) -> OwnerPart | None:
+        owner = self._owner
+        if owner is None or start >= stop:
+            return None
+        share = (stop - start) / (self.stop - max(self.start, self._cold_end))
+        return msgspec.structs.replace(owner, size=owner.size * share)
 
 
 def plan_parts(plans: Sequence[TopicPlan], limits: Limits) -> list[ReadPart]:
@@ -240,7 +260,8 @@ class _Room:
 
 def _packed_bytes_of(part: ReadPart) -> float:
     in_objects = sum(one.size * _share(one, part.start, part.cold_stop) for one in part.descriptors)
-    return in_objects + sum(piece.size for piece in part.files)
+    at_owner = 0.0 if part.owner is None else part.owner.size
+    return in_objects + at_owner + sum(piece.size for piece in part.files)
 
 
 def _share(descriptor: Descriptor, start: int, stop: int) -> float:
@@ -255,6 +276,8 @@ def _share(descriptor: Descriptor, start: int, stop: int) -> float:
 #
 # Invariants
 # - Nothing is changed. A topic is looked up when it is asked about, so topics that are created later are found.
+# - With a server, topics end where their owners say that they do; that is asked once between two calls of `refresh`,
+#   and before the catalog, so that what an owner prunes in between is found in the store.
 # - The partitions of a topic are those that it had at the last `refresh`.
 # - A range that cannot be read as requested is an error that names what is missing or, if data loss is allowed, is
 #   reduced to the part that can be read. It is never moved back, so no row is read twice.
@@ -278,6 +301,12 @@ class OpenTopics:
         settings = options.root.load(open_check_bytes=0).log
         cold = (None, None) if self.place is None else self._open_stores(self.place, settings.max_message_bytes)
         self._views = TopicViews(options.root.directory, settings, None, SystemClock(), *cold)
+        self._stands = None if options.server is None else Stands(options.server)
+        if self._stands is not None and self.place is None:
+            raise InputError(
+                f"{options.root.location} has no store, and the option server is for what is not shipped to one yet",
+                hint="Leave it out: a directory without a store has everything in its files",
+            )
 
     def _open_stores(self, place: TopicLocation, max_message_bytes: int) -> tuple[Catalogs, HistoryOf]:
         objects, metadata = self._opened.enter_context(place.open_stores(read_only=True))
@@ -303,8 +332,10 @@ class OpenTopics:
     # Topics and their logs
 
     def refresh(self) -> None:
-        """From now on topics have the partitions that they have now."""
+        """From now on topics have the partitions that they have now, and end where they end now."""
         self._layouts.clear()
+        if self._stands is not None:
+            self._stands.forget()
 
     def topics(self) -> list[str]:
         """The topics, sorted; a pattern may match none, or others later."""
@@ -370,13 +401,29 @@ class OpenTopics:
                 hint=f'Name the partitions: {{"{topic}": {{"0": 100, "1": -2}}}}',
             )
 
-    def ship_newest(self) -> None:
-        """With the option `server`: what the server has accepted so far is in the store after this."""
-        if self._options.server is None:
-            return
-        with connect(self._options.server) as client:
-            for topic in sorted({self.partition(name).topic for name in self.names()}):
-                client.topic(topic).ship()
+    # What owners have, with the option `server`
+
+    def _owner_tail(self, name: str) -> OwnerTail | None:
+        log = self.log(name)
+        hot = log.hot if isinstance(log, TieredView) else None
+        return hot if isinstance(hot, OwnerTail) else None
+
+    def epochs(self, names: Iterable[str]) -> dict[str, int]:
+        """The epochs under which the ends of logs are known; without a server none are."""
+        if self._stands is None:
+            return {}
+        found: dict[str, int] = {}
+        for name in names:
+            with suppress(NotFoundError):
+                if (tail := self._owner_tail(name)) is not None:
+                    found[name] = tail.stand.epoch
+        return found
+
+    def kept_until(self, name: str, offset: int, epoch: int | None) -> int:
+        """How far what was learnt of a log under an epoch, up to an offset, is still in it."""
+        if epoch is None or (tail := self._owner_tail(name)) is None or tail.stand.epoch == epoch:
+            return offset
+        return min(offset, tail.kept_until(epoch))
 
     def log(self, name: str) -> TieredView | LogView:
         """Where the messages of a log are read from; NotFoundError when there is no such topic or partition."""
@@ -404,6 +451,9 @@ class OpenTopics:
             raise NotFoundError(f"{error.message} in {self._options.root.location}", hint=error.hint) from error
         if found is None:
             raise InputError(f"{name} keeps nothing: it was made with reliable=False, so there is nothing to read")
+        if self._stands is not None:
+            tail = OwnerTail(self._stands, partition.topic, partition.number, TIMESTAMP_FIELD)
+            return self._views.stored(parse_topic_name(name), tail)
         return found
 
     def log_id(self, topic: str) -> str | None:
@@ -460,10 +510,26 @@ class OpenTopics:
             return TopicPlan(self.partition(topic), start, stop, catalog=None, view=log, cold_end=0)
         # Before the catalog: what is pruned between the two looks is in the catalog by then.
         hot = log.hot
+        if isinstance(hot, OwnerTail):
+            return self._plan_with_owner(topic, start, stop, log.catalog, hot)
         view = hot if isinstance(hot, LogView) else None
         catalog = log.catalog
         cold_end = catalog.next_offset() if view is not None else stop
         return TopicPlan(self.partition(topic), start, stop, catalog=catalog, view=view, cold_end=cold_end)
+
+    def _plan_with_owner(self, topic: str, start: int, stop: int, catalog: Catalog, tail: OwnerTail) -> TopicPlan:
+        stand, cold_end = tail.stand, catalog.next_offset()
+        if max(start, cold_end) < min(stop, stand.hot_start_offset):
+            raise RetryError(
+                f"{topic}: its owner begins at {stand.hot_start_offset}, and the catalog ends at {cold_end}",
+                operation="read",
+                hint="The copy of the catalog in the store is behind: wait, or name the metadata store as metadata",
+            )
+        unshipped = max(1, stand.next_offset - stand.shipped_offset)
+        size = (stand.unshipped_bytes or 0) / unshipped * max(0, stop - max(start, cold_end))
+        owner = OwnerPart(tail.place, stand.epoch, size)
+        name = self.partition(topic)
+        return TopicPlan(name, start, stop, catalog=catalog, view=None, cold_end=cold_end, owner=owner)
 
     def bytes_between(self, topic: str, start: int, stop: int) -> float:
         """About how many bytes a range has."""

@@ -43,10 +43,10 @@ from tidelog.pipeline.source.options import (
     resolve_range,
     source_schema,
 )
-from tidelog.pipeline.source.partition_reader import read_batches, spare_collections
+from tidelog.pipeline.source.partition_reader import read_batches
 from tidelog.pipeline.source.planning import OpenTopics
 from tidelog.pipeline.source.told import stream_reader, told_in_one_line, told_rows
-from tidelog.pipeline.tasks import keep_memory
+from tidelog.pipeline.tasks import tune_worker
 from tidelog.topics.columns import Columns, Ended, gather_columns, lost_until, read_error
 
 if TYPE_CHECKING:
@@ -137,7 +137,6 @@ class TopicReader(DataSourceReader):
         with OpenTopics(self._options) as topics:
             _refuse_empty_ranges(self._options)
             topics.check_places()
-            topics.ship_newest()
             ranges = {log: self._range(topics, log) for log in topics.names() if self._is_there(topics, log)}
             return [TopicPartition(parts, topics.place) for parts in topics.plan_tasks(ranges)]
 
@@ -195,8 +194,7 @@ def read_record_batches(
     part: ReadPart, place: TopicLocation | None, schema: StructType, options: SourceOptions, *, max_rows: int
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a part."""
-    keep_memory()
-    spare_collections()
+    tune_worker()
     names = schema.fieldNames()
     target, skips_gaps = arrow_schema(names), not options.fail_on_data_loss
     batches = read_batches(part, place, skips_gaps=skips_gaps)

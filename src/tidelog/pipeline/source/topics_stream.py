@@ -9,6 +9,9 @@ Invariants
 - A topic that a pattern matches later begins at its oldest message, and so does a partition that is added later:
   nothing of it was missed.
 - Offsets are those of logs, by their names: a topic with partitions has one for each. Checkpoints name the partitions.
+- With a server the end of a partition is known under the epoch of its owner, which is in the checkpoint too. Where a
+  later owner did not get the end that was read, it is data loss; with failOnDataLoss=false what the later one has from
+  there on is read: these are other messages.
 - With Trigger.AvailableNow the end is that of the moment at which the query began.
 """
 
@@ -31,7 +34,14 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tidelog.errors import NotFoundError, OffsetOutOfRangeError
-from tidelog.pipeline.source.options import Partition, SourceOptions, from_checkpoint, resolve_start, to_checkpoint
+from tidelog.pipeline.source.options import (
+    Partition,
+    SourceOptions,
+    epochs_in,
+    from_checkpoint,
+    resolve_start,
+    to_checkpoint,
+)
 from tidelog.pipeline.source.planning import OpenTopics
 from tidelog.pipeline.source.told import told_in_one_line
 from tidelog.pipeline.source.topics import TopicPartition, read_partition
@@ -101,7 +111,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def _kept(self, offsets: Mapping[str, int], log_ids: Mapping[str, str] | None = None) -> Checkpoint:
-        return to_checkpoint(offsets, log_ids, self._topics.partition)
+        return to_checkpoint(offsets, log_ids, self._topics.partition, self._topics.epochs(offsets))
 
     def _found(self, kept: Checkpoint) -> tuple[dict[str, int], dict[str, str]]:
         return from_checkpoint(kept, self._topics.log_name)
@@ -138,17 +148,30 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @told_in_one_line
     def latestOffset(self, start: Checkpoint, limit: ReadLimit) -> Checkpoint:
         self._topics.refresh()
-        self._topics.ship_newest()
         begun, known = self._found(start)
         log_ids = known | self._log_ids({*begun, *self._topics.names()})
         made_again = [topic for topic in begun if log_ids.get(topic) != known.get(topic, log_ids.get(topic))]
         for topic in made_again:
             self._topics.lost(_made_again(topic, f"was read up to offset {begun.pop(topic)}"))
+        self._check_epochs(start, begun)
         ends = self._ends_from(begun) | {topic: self._topics.log(topic).next_offset for topic in made_again}
         starts = {topic: begun[topic] if topic in begun else self._topics.log(topic).start_offset for topic in ends}
         if self._should_wait(starts, ends, limit):
             return start
         return self._kept(self._admitted(starts, ends, limit), log_ids)
+
+    def _check_epochs(self, start: Checkpoint, begun: dict[str, int]) -> None:
+        """Goes on behind what later owners have got of what was read."""
+        for topic, epoch in epochs_in(start, self._topics.log_name).items():
+            read = kept = begun.get(topic, 0)
+            with suppress(NotFoundError):
+                kept = self._topics.kept_until(topic, read, epoch)
+            if kept < read:
+                self._topics.lost(
+                    f"{topic} was read up to offset {read}, and the node that had it was lost before it had shipped "
+                    f"{kept} and later: other messages have these offsets now"
+                )
+                begun[topic] = kept
 
     def _log_ids(self, topics: Collection[str]) -> dict[str, str]:
         """Which logs the topics are now, of those that are there."""
@@ -226,19 +249,27 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         (begun, before), (ends, planned) = self._found(start), self._found(end)
         for topic in [one for one, log_id in planned.items() if before.get(one, log_id) != log_id]:
             begun.pop(topic, None)
+        under = epochs_in(end, self._topics.log_name)
+        for topic, epoch in epochs_in(start, self._topics.log_name).items():
+            if topic in begun and under.get(topic, epoch) != epoch:
+                begun[topic] = self._topics.kept_until(topic, begun[topic], epoch)
         now = self._log_ids(planned)
         ranges: dict[str, tuple[int, int]] = {}
         for topic, stop in ends.items():
             if now.get(topic) == planned.get(topic, now.get(topic)) or topic not in now:
-                ranges[topic] = self._range(topic, begun.get(topic), stop)
+                ranges[topic] = self._range(topic, begun.get(topic), stop, under.get(topic))
             elif begun.get(topic) != stop:
                 self._topics.lost(_made_again(topic, f"was to be read up to offset {stop}"))
         return [TopicPartition(parts, self._topics.place) for parts in self._topics.plan_tasks(ranges)]
 
-    def _range(self, topic: str, start: int | None, stop: int) -> tuple[int, int]:
+    def _range(self, topic: str, start: int | None, stop: int, epoch: int | None) -> tuple[int, int]:
         if start is not None and start >= stop:
             return stop, stop
         try:
+            kept = self._topics.kept_until(topic, stop, epoch)
+            if kept < stop:
+                self._topics.lost(f"{topic}: what was to be read up to {stop} went with its node from {kept} on")
+                stop = max(kept, start or 0)
             first = self._topics.log(topic).start_offset if start is None else start
             return self._topics.readable_range(topic, first, stop)
         except OffsetOutOfRangeError:

@@ -351,6 +351,8 @@ class FramesQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_on
     """As for reading messages; before what the server has on its disk is 404: that is in the store."""
     max_bytes: Annotated[int, msgspec.Meta(ge=1, le=64 << 20)] = 4 << 20
     wait: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
+    epoch: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """The epoch under which these offsets were learnt: the answer says what of it is still there."""
 
 
 @routes.add(
@@ -366,7 +368,9 @@ async def read_frames(call: Call) -> Reply:
     """Reads frames as they are in the log, control records included: the hot tail for readers of whole logs.
 
     Headers say where they begin and where to go on: `x-tidelog-first-offset`, `x-tidelog-next-offset`,
-    `x-tidelog-hot-start-offset`, `x-tidelog-end-offset` and `x-tidelog-last-stable-offset`.
+    `x-tidelog-hot-start-offset`, `x-tidelog-end-offset`, `x-tidelog-last-stable-offset` and `x-tidelog-epoch`, that of
+    the owner. If `epoch` is an earlier one, `x-tidelog-kept-until-offset` says how far its messages are still there: an
+    owner that did not get what another one had not shipped has other messages from there on.
     """
     query: FramesQuery = call.query
     served = await call.service.topic(call.topic_name)
@@ -388,7 +392,10 @@ async def read_frames(call: Call) -> Reply:
         "hot-start-offset": hot_start,
         "end-offset": end,
         "last-stable-offset": partition.last_stable_offset,
+        "epoch": partition.leader_epoch,
     }
+    if query.epoch is not None and query.epoch != partition.leader_epoch:
+        headers["kept-until-offset"] = await in_store_thread(partition.kept_until, query.epoch)
     return Reply(data, BYTES, headers=tuple((f"x-tidelog-{name}", str(value)) for name, value in headers.items()))
 
 
@@ -398,8 +405,14 @@ async def _frames(partition: Partition, start: int, end: int, max_bytes: int) ->
     size, reached = 0, start
     try:
         while size < max_bytes and (batch := await reader.next_batch_async()) is not None:
-            # Encoded again: what is in memory may not have its offsets in the headers yet.
-            piece = encode_many(batch.first_offset, batch.payloads()).buffer
+            # Numbered again: what is in memory may not have its offsets in the headers yet.
+            frames = batch.frames
+            framed = (
+                encode_many(batch.first_offset, batch.bare)
+                if frames is None
+                else frames.slice(batch.start, batch.stop).renumbered(batch.first_offset)
+            )
+            piece = framed.buffer
             pieces.append(piece)
             size, reached = size + len(piece), batch.next_offset
     finally:

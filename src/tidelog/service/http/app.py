@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from http import HTTPStatus
 from typing import Any
 
@@ -55,7 +55,7 @@ from tidelog.service.http.call import (
     parse_query,
 )
 from tidelog.service.http.openapi import describe
-from tidelog.service.http.placed import check_here
+from tidelog.service.http.placed import ElsewhereError, answer_of_other, check_here, hear_of
 from tidelog.service.http.problems import (
     PROBLEM_TYPE,
     HttpError,
@@ -140,10 +140,11 @@ class _Request:
         self._peer = _peer_of(scope)
         self._principal = ANONYMOUS
         self._route: Route | None = None
+        self._call: Call | None = None
         self._resource: Resource = SERVER
         self._resources: list[Resource] = []
         self._status = 0
-        self._received = self._sent = 0
+        self._sent = 0
 
     # HTTP
 
@@ -166,7 +167,7 @@ class _Request:
     async def _answer_timed(self) -> None:
         began = time.perf_counter()
         try:
-            await self._answer(self._scope["method"])
+            await self._answer_somewhere(self._scope["method"])
         except (TidelogError, HttpError) as error:
             await self._refuse(problem_of(error), problem_headers(error))
         except asyncio.CancelledError:
@@ -177,13 +178,22 @@ class _Request:
         finally:
             self._count(time.perf_counter() - began)
 
+    async def _answer_somewhere(self, method: str) -> None:
+        try:
+            await self._answer(method)
+        except ElsewhereError as error:
+            assert self._call is not None
+            reply = await answer_of_other(self._call, error)
+            if reply is None:
+                raise
+            await self._reply(reply, HTTPStatus.OK)
+
     async def _answer(self, method: str) -> None:
         call = await self._admitted(method)
         route = call.route
         with self._service.bodies.spending() as take:
-            if route.body is not None or route.body_types:
+            if (route.body is not None or route.body_types) and not route.streams_body:
                 data = await call.read(take)
-                self._received = len(data)
                 call.raw_body = data
                 is_own = call.media_type in route.body_types or route.body is None
                 call.body = data if is_own else parse_body(data, call.media_type, route.body, route.body_types)
@@ -193,11 +203,18 @@ class _Request:
             work = route.handler(call) if call.spread is None or route.spreads else answered_by_all(call)
             result = await (self._while_connected(call, work) if route.mode == "wait" else work)
         if isinstance(result, Reply):
-            await self._respond(result.status or route.status, result.body, result.media_type, result.headers)
+            await self._reply(result, route.status)
         elif result is None:
             await self._respond(HTTPStatus.NO_CONTENT, b"", "", ())
         else:
             await self._respond(route.status, self._app.encode(result), JSON, ())
+
+    async def _reply(self, reply: Reply, status: HTTPStatus) -> None:
+        status = reply.status or status
+        if isinstance(reply.body, bytes):
+            await self._respond(status, reply.body, reply.media_type, reply.headers)
+        else:
+            await self._respond_in_pieces(reply, status, reply.body)
 
     async def _admitted(self, method: str) -> Call:
         """The request as its handler gets it, once it is known that the client may make it."""
@@ -213,12 +230,13 @@ class _Request:
             for resource in resources:
                 if not self._service.authorizer.allows(self._principal, route.permission, resource):
                     raise forbidden(route.permission, resource)
-        call = Call(self._service, route, match.path, self._peer, self._principal, self._receive)
+        call = self._call = Call(self._service, route, match.path, self._peer, self._principal, self._receive)
         call.query = parse_query(self._scope["query_string"], route.query)
         call.target = self._scope["raw_path"].decode("latin-1")
         if self._scope["query_string"]:
             call.target += "?" + self._scope["query_string"].decode("latin-1")
         call.only = _only(self._peer.headers.get(PARTITIONS_HEADER))
+        await hear_of(call)
         if not route.reads_stored:
             check_here(call, call.target)
         return call
@@ -257,7 +275,7 @@ class _Request:
         return is_granted and self._service.is_current(self._principal)
 
     async def _stream(self, call: Call) -> None:
-        pieces: AsyncIterator[bytes] = call.route.handler(call)
+        pieces: AsyncGenerator[bytes, None] = call.route.handler(call)
         first = await anext(pieces, b"")  # what is wrong with the request is found before the head of the answer is out
         media_type = call.route.response_types[0]
         await self._begin(HTTPStatus.OK, media_type, (("cache-control", "no-store"),), None)
@@ -267,9 +285,9 @@ class _Request:
         except NotAuthorizedError:  # the head is out
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            await pieces.aclose()  # type: ignore[attr-defined]
+            await pieces.aclose()
 
-    async def _send_pieces(self, first: bytes, pieces: AsyncIterator[bytes]) -> None:
+    async def _send_pieces(self, first: bytes, pieces: AsyncGenerator[bytes, None]) -> None:
         await self._send_piece(first)
         try:
             async for piece in pieces:
@@ -295,6 +313,17 @@ class _Request:
         self._sent = len(body)
         await self._begin(status, media_type, headers, len(body))
         await self._send({"type": "http.response.body", "body": body})
+
+    async def _respond_in_pieces(self, reply: Reply, status: HTTPStatus, pieces: AsyncGenerator[bytes, None]) -> None:
+        """An answer of a known length. If it ends before that, the connection is cut, and the client sees it."""
+        try:
+            await self._begin(status, reply.media_type, reply.headers, reply.length)
+            if self._scope["method"] != "HEAD":
+                async for piece in pieces:
+                    await self._send_piece(piece)
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await pieces.aclose()
 
     async def _begin(
         self, status: HTTPStatus, media_type: str, headers: tuple[tuple[str, str], ...], length: int | None
@@ -356,7 +385,8 @@ class _Request:
 
     def _count(self, seconds: float) -> None:
         name = "other" if self._route is None else self._route.name
-        self._service.requests.observe_request(name, self._status, seconds, self._received, self._sent)
+        received = 0 if self._call is None else self._call.received_bytes
+        self._service.requests.observe_request(name, self._status, seconds, received, self._sent)
         changes = self._route is not None and self._route.permission in (Permission.WRITE, Permission.ADMIN)
         if changes or self._status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             self._service.audit(self._principal, self._peer, name, self._resource, self._status)

@@ -13,7 +13,16 @@ import contextlib
 import copy
 import re
 import shlex
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl
@@ -53,12 +62,14 @@ class Peer(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """An answer that is not simply the JSON of the declared type."""
+    """An answer that is not simply the JSON of the declared type. A body in pieces says how many bytes it has; what
+    fails midway cuts the connection."""
 
-    body: bytes
+    body: bytes | AsyncGenerator[bytes, None]
     media_type: str = JSON
     status: HTTPStatus | None = None
     headers: tuple[tuple[str, str], ...] = ()
+    length: int = 0
 
 
 class BodyBudget:
@@ -117,6 +128,8 @@ class Call:
         """The partitions that are asked for, where another node asks the rest of others."""
         self.spread: Mapping[NodeAddress, list[int]] | None = None
         """The nodes of the partitions that are asked for, where these are several nodes."""
+        self.received_bytes = 0
+        """So many of its body have arrived."""
         self._receive = receive
 
     @property
@@ -166,31 +179,38 @@ class Call:
 
     async def read(self, take: Callable[[int], None]) -> bytes:
         """The whole body; HttpError (413) when it is too large, (408) when it does not come."""
-        settings = self.service.settings
-        limit = self.route.max_body_bytes or settings.max_body_bytes
-        announced = self.headers.get("content-length", "")
-        if announced.isascii() and announced.isdigit() and int(announced) > limit:
-            raise _too_large(limit)
         pieces: list[bytes] = []
-        size = 0
-        while True:
+        async for piece in self.pieces(self.route.max_body_bytes or self.service.settings.max_body_bytes):
+            take(len(piece))
+            pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    @property
+    def announced_bytes(self) -> int | None:
+        """How many the client says that its body has; None: it does not say."""
+        announced = self.headers.get("content-length", "")
+        return int(announced) if announced.isascii() and announced.isdigit() else None
+
+    async def pieces(self, limit: int) -> AsyncIterator[bytes]:
+        """The body as it arrives; the same errors. A client that goes away midway ends it with CancelledError."""
+        seconds = self.service.settings.body_seconds
+        if (self.announced_bytes or 0) > limit:
+            raise _too_large(limit)
+        is_over = False
+        while not is_over:
             try:
-                async with asyncio.timeout(settings.body_seconds):
+                async with asyncio.timeout(seconds):
                     message = await self._receive()
             except TimeoutError:
-                raise HttpError(
-                    HTTPStatus.REQUEST_TIMEOUT, f"the body did not arrive within {settings.body_seconds} s"
-                ) from None
+                raise HttpError(HTTPStatus.REQUEST_TIMEOUT, f"the body did not arrive within {seconds} s") from None
             if message["type"] == "http.disconnect":
                 raise asyncio.CancelledError
             piece: bytes = message.get("body", b"")
-            size += len(piece)
-            if size > limit:
+            self.received_bytes += len(piece)
+            if self.received_bytes > limit:
                 raise _too_large(limit)
-            take(len(piece))
-            pieces.append(piece)
-            if not message.get("more_body"):
-                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            is_over = not message.get("more_body")
+            yield piece
 
     async def gone(self) -> None:
         """Returns when the client has closed the connection."""

@@ -11,15 +11,23 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import msgspec
 
 from tidelog.clock import to_datetime
 from tidelog.errors import InputError, NotFoundError
 from tidelog.service.auth.access import Permission
+from tidelog.service.cluster_control import (
+    ClusterControl,
+    ClusterEngine,
+    ClusterNode,
+    ClusterStatus,
+    ClusterTopic,
+    Unsaved,
+)
 from tidelog.service.http.call import Call
 from tidelog.service.http.routes import RouteTable
 from tidelog.store.scheduler import in_store_thread
@@ -29,93 +37,7 @@ _CLUSTER = "/v1/cluster"
 _LOOK_SECONDS = 0.2
 
 
-class ClusterControl(Protocol):
-    """What a cluster offers to its operators (`cluster/operations.py`). Called in threads."""
-
-    def status(self) -> dict[str, Any]: ...
-
-    def nodes(self) -> Sequence[Any]: ...
-
-    def engines(self) -> Sequence[Any]: ...
-
-    def plan(self, *, drain: Iterable[str], lose: Iterable[str], balance: bool) -> Sequence[Any]: ...
-
-    def decisions(self) -> Sequence[Any]: ...
-
-    def restore_point(self) -> Sequence[Any]: ...
-
-    def move(self, topic: str, partition: int, node: str, *, pin: bool, by: str) -> str: ...
-
-    def move_engine(self, engine: str, node: str, *, pin: bool, by: str) -> str: ...
-
-    def unpin(self, topic: str, partition: int) -> bool: ...
-
-    def unpin_engine(self, engine: str) -> bool: ...
-
-    def add_engine(
-        self, name: str, *, store: str | None = None, metadata: str | None = None, must_exist: bool = False
-    ) -> None: ...
-
-    def remove_engine(self, name: str) -> None: ...
-
-    def drain(self, node: str) -> bool: ...
-
-    def undrain(self, node: str) -> bool: ...
-
-    def balance(self, by: str) -> str: ...
-
-    def state(self) -> Any: ...
-
-    def is_empty(self, node: str) -> Callable[[Any], bool]: ...
-
-    def is_carried_out(self, request: str) -> Callable[[Any], bool]: ...
-
-
 # What is shown
-
-
-class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A cluster in a few numbers."""
-
-    leader: str | None
-    nodes: int
-    topics: int
-    partitions: int
-    unassigned: int
-    """Partitions whose node is not alive, or that have none."""
-    engines: int
-    unassigned_engines: int
-    moving: int
-    """Partitions and engines that are being opened."""
-    strategy: str
-    imbalance: float
-    """How far the node that is farthest off the average is off it, as a part of the average."""
-    requests: int
-    """What was asked for, and is not carried out yet."""
-    unshipped_messages: int
-    unshipped_bytes: int
-    unshipped_seconds: float
-    unshipped_entries: int
-    """Of engines."""
-
-
-class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that is alive, or was a member once."""
-
-    name: str
-    state: str
-    """`alive`, `leaving`, `draining`, `drained` or `gone`."""
-    node_id: int
-    kafka: str
-    http: str
-    zone: str
-    version: str
-    is_leader: bool
-    partitions: int
-    engines: int
-    slots: int
-    load: dict[str, Any] | None = None
-    """What it has to do, as it has told last."""
 
 
 class ClusterNodes(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,17 +46,10 @@ class ClusterNodes(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[ClusterNode]
 
 
-class ClusterEngine(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine of the cluster."""
+class ClusterTopicList(msgspec.Struct, frozen=True, kw_only=True):
+    """The topics of a cluster."""
 
-    name: str
-    node: str | None
-    """Who serves it; None: nobody at the moment."""
-    pin: str | None
-    store: str | None
-    """None: that of the cluster."""
-    unshipped: int
-    """Entries that only the disk of its node and the orchestrator have."""
+    topics: list[ClusterTopic]
 
 
 class ClusterEngineList(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,21 +75,6 @@ class DecidedList(msgspec.Struct, frozen=True, kw_only=True):
     """Decisions, the newest last."""
 
     decisions: list[Decided]
-
-
-class Unsaved(msgspec.Struct, frozen=True, kw_only=True):
-    """What would be missing of a topic or of an engine if the disk of its node were lost now."""
-
-    node: str
-    topic: str
-    """Empty for an engine."""
-    engine: str
-    """Empty for a topic. Its orchestrator applies these entries again."""
-    messages: int
-    """Or entries."""
-    bytes: int
-    seconds: float
-    """How old the oldest of it is."""
 
 
 class RestorePoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,10 +168,6 @@ def _control(call: Call) -> ClusterControl:
     return call.service.cluster
 
 
-def _shown(rows: Iterable[Any], kind: type[Any]) -> list[Any]:
-    return [msgspec.convert(msgspec.to_builtins(row._asdict()), kind) for row in rows]
-
-
 def _decided(decision: Any, time: datetime | None = None, leader: str | None = None) -> Decided:
     return Decided(
         kind=decision.kind,
@@ -290,19 +186,25 @@ def _decided(decision: Any, time: datetime | None = None, leader: str | None = N
 @routes.add("GET", f"{_CLUSTER}/status", Permission.ADMIN, ClusterStatus)
 async def cluster_status(call: Call) -> ClusterStatus:
     """Shows the cluster in a few numbers."""
-    return msgspec.convert(await in_store_thread(_control(call).status), ClusterStatus)
+    return await in_store_thread(_control(call).status)
 
 
 @routes.add("GET", f"{_CLUSTER}/nodes", Permission.ADMIN, ClusterNodes)
 async def cluster_nodes(call: Call) -> ClusterNodes:
     """Lists all nodes that were ever members, and what they have and do."""
-    return ClusterNodes(nodes=_shown(await in_store_thread(_control(call).nodes), ClusterNode))
+    return ClusterNodes(nodes=list(await in_store_thread(_control(call).nodes)))
+
+
+@routes.add("GET", f"{_CLUSTER}/topics", Permission.ADMIN, ClusterTopicList)
+async def cluster_topics(call: Call) -> ClusterTopicList:
+    """Lists the topics of the cluster, and who serves their partitions."""
+    return ClusterTopicList(topics=list(await in_store_thread(_control(call).topics)))
 
 
 @routes.add("GET", f"{_CLUSTER}/engines", Permission.ADMIN, ClusterEngineList)
 async def cluster_engines(call: Call) -> ClusterEngineList:
     """Lists the engines of the cluster, and who serves them."""
-    return ClusterEngineList(engines=_shown(await in_store_thread(_control(call).engines), ClusterEngine))
+    return ClusterEngineList(engines=list(await in_store_thread(_control(call).engines)))
 
 
 @routes.add("GET", f"{_CLUSTER}/plan", Permission.ADMIN, DecidedList, query=PlanQuery)
@@ -330,7 +232,7 @@ async def cluster_decisions(call: Call) -> DecidedList:
 @routes.add("GET", f"{_CLUSTER}/restore-point", Permission.ADMIN, RestorePoint)
 async def cluster_restore_point(call: Call) -> RestorePoint:
     """Shows what is only on the disk of one node, and would be missing if it were lost now."""
-    return RestorePoint(unshipped=_shown(await in_store_thread(_control(call).restore_point), Unsaved))
+    return RestorePoint(unshipped=list(await in_store_thread(_control(call).restore_point)))
 
 
 # Asking

@@ -42,6 +42,7 @@ from tidelog.errors import ConflictError, InputError, NotFoundError
 from tidelog.service.auth.access import Kind, Permission, Resource
 from tidelog.service.http.admin import VerifyQuery, report_of
 from tidelog.service.http.call import Call, Reply
+from tidelog.service.http.large_values import WHOLE_BYTES, asked_range, pieces_of, put_stream
 from tidelog.service.http.operations import Report, WaitQuery, begun, starting
 from tidelog.service.http.problems import RETRY_SECONDS, HttpError
 from tidelog.service.http.routes import BYTES, RouteTable
@@ -219,6 +220,10 @@ class PutQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     if_absent: bool = False
     if_match: int | None = None
     """The seq of the version that it replaces."""
+    if_match_crc: int | None = None
+    """The checksum of that version."""
+    seen_seq: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """The last seq that the client has seen applied: an engine that has less is behind, and refuses (409)."""
 
 
 class DeleteQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -226,6 +231,7 @@ class DeleteQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_on
 
     seq: Seq
     if_match: int | None = None
+    if_match_crc: int | None = None
 
 
 class ChangesQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -301,6 +307,15 @@ def readable_of(call: Call) -> Engine | RestoringEngine:
     return found
 
 
+def _not_behind(engine: Engine, seen_seq: int) -> Engine:
+    if engine.applied_seq < seen_seq:
+        raise ConflictError(
+            f"the engine is at seq {engine.applied_seq}, and had applied {seen_seq} before it was moved",
+            hint=f"Apply the entries from seq {engine.applied_seq + 1} on again: they are in the orchestrator's log",
+        )
+    return engine
+
+
 def _checked_seq(seq: int) -> int:
     if seq > _MAX_SEQ:
         raise InputError(f"seq must be between 1 and 2**64-1, got {seq}")
@@ -366,13 +381,8 @@ async def apply_entries(call: Call) -> Applied:
     The same seq with the same entry again is a no-op; with another entry it is an error; a smaller new one is an error.
     An engine that was restored without the end of its log refuses what comes after `seen_seq`.
     """
-    engine = engine_of(call)
     wanted: Entries = call.body
-    if engine.applied_seq < wanted.seen_seq:
-        raise ConflictError(
-            f"the engine is at seq {engine.applied_seq}, and had applied {wanted.seen_seq} before it was moved",
-            hint=f"Apply the entries from seq {engine.applied_seq + 1} on again: they are in the orchestrator's log",
-        )
+    engine = _not_behind(engine_of(call), wanted.seen_seq)
     given = [(_checked_seq(one.seq), one.entry) for one in wanted.entries]
     results = await engine.apply_many_async(given)
     return Applied(results=results, applied_seq=engine.applied_seq)
@@ -442,15 +452,37 @@ def _item(found: ScannedObject | ObjectInfo) -> ScannedItem:
 async def read_object(call: Call) -> Reply:
     """Reads an object as of a seq. Headers have its `x-tidelog-seq`, `x-tidelog-tier` and `x-tidelog-metadata`.
 
-    With `offset` and `length`, some bytes of it: that is how a large one is read.
+    With `offset` and `length`, or a header `range` (206), some bytes of it. A large one is sent piece by piece.
     """
     query: ObjectQuery = call.query
-    found = await readable_of(call).read_async(
-        call.path["bucket"], call.path["key"], query.seq, offset=query.offset, length=query.length
-    )
-    metadata = json.dumps(msgspec.to_builtins(found.metadata))
-    headers = (("x-tidelog-seq", str(found.seq)), ("x-tidelog-tier", found.tier), ("x-tidelog-metadata", metadata))
-    return Reply(found.data, BYTES, headers=headers)
+    engine, bucket, key = readable_of(call), call.path["bucket"], call.path["key"]
+    is_whole = query.offset == 0 and query.length is None and "if-range" not in call.headers
+    asked = call.headers.get("range") if is_whole else None
+    known = await engine.find_object_async(bucket, key, query.seq)
+    most = 0 if known is None else max(0, known.size - query.offset)
+    if asked is None and (most if query.length is None else min(most, query.length)) <= WHOLE_BYTES:
+        found = await engine.read_async(bucket, key, query.seq, offset=query.offset, length=query.length)
+        return Reply(found.data, BYTES, headers=_said_of(found.seq, found.tier, found.metadata))
+    file = await engine.open_object_async(bucket, key, query.seq)
+    try:
+        size, status = file.size, HTTPStatus.OK
+        first, length = query.offset, max(0, size - query.offset)
+        length = length if query.length is None else min(length, query.length)
+        headers = _said_of(file.seq, file.tier, file.metadata)
+        part = asked_range(asked, size)
+        if part is not None:
+            (first, length), status = part, HTTPStatus.PARTIAL_CONTENT
+            headers += (("content-range", f"bytes {first}-{first + length - 1}/{size}"),)
+    except BaseException:
+        file.close()
+        raise
+    return Reply(pieces_of(file, first, length), BYTES, status, headers, length)
+
+
+def _said_of(seq: int, tier: str, metadata: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    told = json.dumps(msgspec.to_builtins(metadata))
+    said = (("x-tidelog-seq", str(seq)), ("x-tidelog-tier", tier), ("x-tidelog-metadata", told))
+    return (*said, ("accept-ranges", "bytes"))
 
 
 @routes.add("GET", f"{_OBJECT}/stat", Permission.READ, Stat, resource=Kind.ENGINE, query=AsOf)
@@ -469,9 +501,13 @@ async def stat_object(call: Call) -> Stat:
     query=PutQuery,
     body_types=(BYTES,),
     max_body_bytes=0,
+    streams_body=True,
 )
 async def put_object(call: Call) -> Result:
-    """Applies an entry that puts the body as an object; answers when it is on the disk."""
+    """Applies an entry that puts the body as an object; answers when it is on the disk.
+
+    The body may have up to 5 GiB, and is written as it arrives. One that breaks off puts nothing.
+    """
     query: PutQuery = call.query
     try:
         metadata = json.loads(query.metadata or "{}")
@@ -480,19 +516,28 @@ async def put_object(call: Call) -> Result:
     entry = PutObject(
         call.path["bucket"],
         call.path["key"],
-        call.body,
+        b"",
         metadata,
         if_absent=query.if_absent,
         if_match=query.if_match,
+        if_match_crc=query.if_match_crc,
     )
-    return await engine_of(call).apply_async(_checked_seq(query.seq), entry)
+    engine = _not_behind(engine_of(call), query.seen_seq)
+    seq, size = _checked_seq(query.seq), call.announced_bytes
+    if size is None or size > WHOLE_BYTES:
+        return await put_stream(call, engine, seq, entry)
+    with call.service.bodies.spending() as take:
+        whole = msgspec.structs.replace(entry, data=await call.read(take))
+        return await engine.apply_async(seq, whole)
 
 
 @routes.add("DELETE", _OBJECT, Permission.WRITE, Result, resource=Kind.ENGINE, query=DeleteQuery)
 async def delete_object(call: Call) -> Result:
     """Applies an entry that deletes an object; earlier versions stay readable."""
     query: DeleteQuery = call.query
-    entry = DeleteObject(call.path["bucket"], call.path["key"], if_match=query.if_match)
+    entry = DeleteObject(
+        call.path["bucket"], call.path["key"], if_match=query.if_match, if_match_crc=query.if_match_crc
+    )
     return await engine_of(call).apply_async(_checked_seq(query.seq), entry)
 
 

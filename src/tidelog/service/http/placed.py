@@ -6,12 +6,14 @@ Invariants
   carried out here.
 - A request about partitions of several nodes is answered by all of them together (`spread/`), unless a part of them
   is enough.
+- A client that says that it cannot follow gets the answer of the other node to a GET, and 421 for the rest.
 - What nobody serves at the moment is 503 with Retry-After.
 - Messages that are in the store can be read at any node, without asking their owner.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -21,11 +23,13 @@ import msgspec
 from tidelog.codec import JSON_ERRORS
 from tidelog.errors import InputError, NotFoundError, TidelogError
 from tidelog.service.auth.access import Kind
+from tidelog.service.http.call import Reply
 from tidelog.service.http.operations import OPERATION_SEPARATOR
 from tidelog.service.http.problems import HttpError
 from tidelog.service.http.reading import Limits, Read, collect
+from tidelog.service.http.routes import JSON
 from tidelog.service.http.sessions import CONSUMER_SEPARATOR
-from tidelog.service.http.spread.parts import nobody, node_of, parts_of
+from tidelog.service.http.spread.parts import ask_node, nobody, node_of, parts_of
 from tidelog.service.kafka.broker import Broker, ServedTopic
 from tidelog.service.placement import NodeAddress
 from tidelog.store.scheduler import in_store_thread
@@ -37,12 +41,14 @@ if TYPE_CHECKING:
 
 NODE_HEADER = "x-tidelog-node"
 LOCATION_HEADER = "x-tidelog-location"
+REDIRECT_HEADER = "x-tidelog-redirect"
 
 
 class ElsewhereError(HttpError):
     """Another node answers this: 307 to it."""
 
     def __init__(self, node: NodeAddress, target: str) -> None:
+        self.node = node
         location = node.http.rstrip("/") + target
         super().__init__(
             HTTPStatus.TEMPORARY_REDIRECT,
@@ -51,6 +57,20 @@ class ElsewhereError(HttpError):
             error="LockedError",
             headers=(("location", location), (LOCATION_HEADER, location), (NODE_HEADER, node.node)),
         )
+
+
+async def answer_of_other(call: Call, error: ElsewhereError) -> Reply | None:
+    """For a client that cannot follow, as a page of the console: its browser asks no other host. What another node
+    answers to a look is passed on; for anything else HttpError 421 says which node it is. None: the client can."""
+    if call.headers.get(REDIRECT_HEADER) != "no":
+        return None
+    if call.route.method == "GET" and call.route.mode != "stream":
+        answer = await ask_node(call, error.node, "GET", call.target, accept=call.headers.get("accept", JSON))
+        return Reply(answer.body, answer.media_type, HTTPStatus(answer.status), tuple(answer.headers.items()))
+    headers = tuple(one for one in error.headers if one[0] != "location")
+    raise HttpError(
+        HTTPStatus.MISDIRECTED_REQUEST, error.detail, hint=error.hint, error=error.error, headers=headers
+    ) from error
 
 
 def check_here(call: Call, target: str, *, is_asked: bool = False) -> None:
@@ -70,6 +90,13 @@ def check_here(call: Call, target: str, *, is_asked: bool = False) -> None:
             return  # the handler says what is wrong with it
         if served is not None:
             _check_partitions(call, served, _asked(call, served), target)
+
+
+async def hear_of(call: Call) -> None:
+    """Another node may have created the topic a moment ago: it is known here before it is decided who answers."""
+    if call.route.resource is Kind.TOPIC and "namespace" in call.path:
+        with contextlib.suppress(InputError):  # the handler says what is wrong with the name
+            await call.service.broker.find_newest(call.topic_name)
 
 
 def check_here_for(call: Call, served: ServedTopic, numbers: Iterable[int], target: str) -> None:

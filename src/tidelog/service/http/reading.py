@@ -82,8 +82,11 @@ async def read_one(service: Service, partition: Partition, offset: int, limits: 
     if offset == end:
         return Read([], offset)
     if offset < partition.topic._log.start_offset:
-        return await service.broker.read_cold(lambda: collect(partition.topic, offset, end, limits))
-    return await collect(partition.topic, offset, end, limits)
+        read = await service.broker.read_cold(lambda: collect(partition.topic, offset, end, limits))
+    else:
+        read = await collect(partition.topic, offset, end, limits)
+    partition.reader.count_sent(sum(map(_size, read.messages)), len(read.messages))
+    return read
 
 
 async def collect(topic: Topic, offset: int, end: int, limits: Limits) -> Read:

@@ -87,6 +87,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is answered without authentication."""
     max_body_bytes: int = DEFAULT_BODY_BYTES
     """0: as much as the server's settings allow."""
+    streams_body: bool = False
+    """Whether its handler reads the body by itself (`Call.pieces`): it may be larger than memory."""
 
     @property
     def name(self) -> str:

@@ -27,7 +27,7 @@ from tidelog.topics.names import TopicName
 if TYPE_CHECKING:
     from tidelog.engine.engine import Engine
     from tidelog.engine.restoring import RestoringEngine
-    from tidelog.service.http.cluster import ClusterControl
+    from tidelog.service.cluster_control import ClusterControl
     from tidelog.service.http.metrics_page import Sources
     from tidelog.service.http.operations import Operations
     from tidelog.service.http.spread.others import Others

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -69,6 +70,8 @@ class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The offset that the next message gets."""
     last_stable_offset: int
     """Everything below is committed or aborted."""
+    high_watermark: int | None = None
+    """Readers get everything below: it is in the files, or in the store where that acknowledges messages."""
     cached_messages: int
     """The newest messages that are in memory too."""
     epoch: int
@@ -93,6 +96,8 @@ class ListedTopic(msgspec.Struct, frozen=True, kw_only=True):
     start_offsets: dict[str, int]
     open_partitions: list[PartitionInfo] | None = None
     """Where they stand, if it was asked for."""
+    nodes: dict[str, int] | None = None
+    """In a cluster, if where they stand was asked for: how many partitions each node serves."""
 
 
 class TopicList(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,15 +166,20 @@ async def list_topics(call: Call) -> TopicList:
             continue
         if len(found) == query.limit:
             return TopicList(topics=found, next=found[-1].name)
-        found.append(await _listed(served, name, query.standing))
+        found.append(await _listed(call, served, name, query.standing))
     return TopicList(topics=found)
 
 
-async def _listed(served: ServedTopic, name: str, with_standing: bool) -> ListedTopic:
+async def _listed(call: Call, served: ServedTopic, name: str, with_standing: bool) -> ListedTopic:
     opened = {str(number): one for number, one in sorted(served.open.items()) if one.is_open}
     standing = await in_store_thread(_stand, list(opened.values())) if with_standing else None
+    placement, nodes = call.service.broker.placement, None
+    if with_standing and not placement.is_alone:
+        owners = (placement.owner(served.name, number) for number in range(served.count))
+        nodes = dict(Counter(owner.node for owner in owners if owner is not None))
     return ListedTopic(
         open_partitions=standing,
+        nodes=nodes,
         name=name,
         partitions=served.count,
         next_offsets={number: one.topic.next_offset for number, one in opened.items()},
@@ -368,6 +378,7 @@ def stored_info(broker: Broker, served: ServedTopic, number: int) -> PartitionIn
         durable_offset=end,
         next_offset=end,
         last_stable_offset=end,
+        high_watermark=end,
         cached_messages=0,
         epoch=-1,
         hot_bytes=0,
@@ -393,6 +404,7 @@ def partition_info(partition: Partition) -> PartitionInfo:
         durable_offset=topic.durable_offset,
         next_offset=topic.next_offset,
         last_stable_offset=partition.last_stable_offset,
+        high_watermark=partition.high_watermark,
         cached_messages=log.cached_messages,
         epoch=partition.leader_epoch,
         hot_bytes=log.file_bytes,

@@ -191,7 +191,7 @@ class Admin:
         return module.CreatePartitionsResponse(results=answers)
 
     async def _grow(self, asked: Any, validate_only: bool) -> None:
-        served = self._served(asked.name)
+        served = await self._served(asked.name)
         if asked.count <= served.count:
             text = f"The topic {asked.name} currently has {served.count} partition(s); {asked.count} would not be an "
             raise _RefusedError(ErrorCode.INVALID_PARTITIONS, text + "increase.")
@@ -205,9 +205,9 @@ class Admin:
         if not validate_only:
             await self._broker.grow(served, asked.count)
 
-    def _served(self, sent: str) -> ServedTopic:
+    async def _served(self, sent: str) -> ServedTopic:
         name = known_name(sent)
-        served = None if name is None else self._broker.find(name)
+        served = None if name is None else await self._broker.find_newest(name)
         if served is None:
             raise NotFoundError("This server does not host this topic-partition.")
         return served
@@ -238,7 +238,7 @@ class Admin:
         else:
             if answer.topic_id != ZERO_UUID:
                 raise _RefusedError(ErrorCode.INVALID_REQUEST, "A topic is named or has an id, not both.")
-            served = self._served(answer.name)
+            served = await self._served(answer.name)
             answer.topic_id = served.id
         await self._broker.delete(served)
 
@@ -256,7 +256,7 @@ class Admin:
         return module.DeleteRecordsResponse(topics=topics)
 
     async def _empty(self, sent: str, offset: int, answer: Any) -> None:
-        partition = await self._broker.partition(self._served(sent), answer.partition_index)
+        partition = await self._broker.partition(await self._served(sent), answer.partition_index)
         if not partition.serving.is_deletable:
             raise _RefusedError(ErrorCode.POLICY_VIOLATION, "cleanup.policy of the topic has no delete")
         high = partition.high_watermark
@@ -282,7 +282,7 @@ class Admin:
     async def _fill(self, asked: Any, result: Any, request: Any) -> None:
         if asked.resource_type == _TOPIC:
             topic_name(asked.resource_name)  # what no topic can be called is an error of its own
-            served = self._served(asked.resource_name)
+            served = await self._served(asked.resource_name)
             found = self._describe(await in_store_thread(self._broker.configs_of, served.name))
         elif asked.resource_type == _BROKER:
             self._check_broker_name(asked.resource_name)
@@ -359,7 +359,7 @@ class Admin:
         if asked.resource_type == _GROUP:
             await self._groups.alter(asked.resource_name, change, validate_only=validate_only)
             return
-        served = self._served(asked.resource_name)
+        served = await self._served(asked.resource_name)
         for one in asked.configs:
             find(one.name)
         async with self._configuring:

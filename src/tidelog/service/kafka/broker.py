@@ -303,6 +303,12 @@ class Broker:
     def find(self, name: TopicName) -> ServedTopic | None:
         return self._topics.get(name)
 
+    async def find_newest(self, name: TopicName) -> ServedTopic | None:
+        """Also a topic that another node created a moment ago."""
+        if name not in self._topics:
+            await self.placement.hear_of(name)
+        return self._topics.get(name)
+
     def find_id(self, topic_id: bytes) -> ServedTopic | None:
         return self._by_id.get(topic_id)
 
@@ -316,7 +322,7 @@ class Broker:
 
     async def find_or_create(self, name: TopicName) -> ServedTopic:
         """For first use: NotFoundError where topics are not created by themselves."""
-        known = self._topics.get(name)
+        known = await self.find_newest(name)
         if known is not None:
             return known
         if not self.settings.auto_create_topics:
@@ -482,11 +488,8 @@ class Broker:
         """Gives a topic these configs and no others; its open partitions follow at once."""
         settings = settings_of(configs, self.topic_defaults)
 
-        def change() -> None:
-            self.directory.configure_topic(str(served.name), **settings)
-
         async def work() -> None:
-            await in_store_thread(change)
+            await in_store_thread(self._configure, served, settings)
             serving = serving_of(configs, self.settings.max_batch_bytes)
             for partition in served.open.values():
                 partition.configure(serving)
@@ -497,7 +500,7 @@ class Broker:
         """Changes settings of the library for a topic; None takes one back. Its open partitions follow at once."""
 
         def change() -> dict[str, str]:
-            self.directory.configure_topic(str(served.name), **settings)  # type: ignore[arg-type]
+            self._configure(served, settings)
             return self.configs_of(served.name)
 
         async def work() -> None:
@@ -506,6 +509,14 @@ class Broker:
                 partition.configure(serving)
 
         await self._change(served, work)
+
+    def _configure(self, served: ServedTopic, settings: dict[str, object]) -> None:
+        """In a thread; also for a topic that another node created a moment ago and none has opened."""
+        self._realize(served, None)
+        if self.placement.is_alone or self.directory._opener.exists(served.name):
+            self.directory.configure_topic(str(served.name), **settings)  # type: ignore[arg-type]
+        else:
+            self.directory._opener.configure(served.name, settings)
 
     def broker_configs(self) -> dict[str, str]:
         """What DescribeConfigs says of this broker."""
@@ -575,6 +586,11 @@ class Broker:
         """Where reads of consumers were answered from."""
         return self._cold.counts
 
+    @property
+    def cold_reads_under_way(self) -> int:
+        """How many reads wait for the store now."""
+        return self._cold.under_way
+
     async def read_cold(self, read: Callable[[], Awaitable[Result]]) -> Result:
         """A read that waits for the store, when there is room for one more of these."""
         return await self._cold.run(read)
@@ -616,16 +632,17 @@ class Broker:
         self.on_open(str(served.name), number, partition.topic.next_offset)
         return partition
 
-    def _realize(self, served: ServedTopic, number: int) -> None:
+    def _realize(self, served: ServedTopic, number: int | None) -> None:
         """In a thread: records in the catalog what a topic was created with on some node, unless that was done. What
-        this disk says of an earlier topic of that name does not count."""
+        this disk says of an earlier topic of that name does not count; with a number, nor what it says of that
+        partition."""
         listed = self.placement.topics()
         facts = None if listed is None else listed.get(served.name)
         if facts is None:
             return
         opener = self.directory._opener
         layout = opener.layout(served.name)
-        log_name = served.name if layout is None else served.name.log_of(number, layout)
+        log_name = served.name if layout is None or number is None else served.name.log_of(number, layout)
         for name in {served.name, log_name} - self.directory._topics.keys():
             opener.forget_earlier(name, facts.created_us)
         if facts.settings and not opener.has_settings(served.name):

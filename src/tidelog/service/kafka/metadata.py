@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidelog.errors import TidelogError
+from tidelog.errors import ServerUnavailableError, StoreUnavailableError, TidelogError
 from tidelog.service.kafka.broker import Broker, ServedTopic, error_code
 from tidelog.service.kafka.codec import wire
 from tidelog.service.kafka.error_codes import ErrorCode
@@ -62,9 +62,10 @@ class Metadata:
             return self._described(served, listed_name(served.name))
         try:
             name = topic_name(asked.name)
-            served = self._broker.find(name)
-            if served is None and may_create:
-                served = await self._broker.find_or_create(name)
+            find = self._broker.find_or_create if may_create else self._broker.find_newest
+            served = await find(name)
+        except (ServerUnavailableError, StoreUnavailableError):
+            return self._refused(asked.name, ErrorCode.LEADER_NOT_AVAILABLE)  # whether there is one is not known
         except TidelogError as error:
             return self._refused(asked.name, error_code(error))
         if served is None:

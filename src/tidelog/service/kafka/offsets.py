@@ -16,7 +16,9 @@ from tidelog.store.scheduler import in_store_thread
 
 _LIST_OFFSETS, _OFFSET_FOR_LEADER_EPOCH = 2, 23
 _LATEST, _EARLIEST, _MAX_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED = -1, -2, -3, -4, -5
+_PLACES = (_EARLIEST, _EARLIEST_LOCAL, _LATEST_TIERED)
 _READ_COMMITTED = 1
+_FIRST_WITH_NOT_AVAILABLE = 5
 
 
 class Offsets:
@@ -52,9 +54,17 @@ class Offsets:
                     answer.error_code = epoch_error(partition, asked.current_leader_epoch)
                     if answer.error_code == ErrorCode.NONE:
                         await self._place(partition, asked.timestamp, is_committed, answer)
+                    if answer.error_code == ErrorCode.NONE and self._is_early(partition, asked.timestamp, answer):
+                        answer.error_code = _not_available(context.version)
+                        answer.offset = answer.timestamp = answer.leader_epoch = -1
                 answers.append(answer)
             topics.append(module.ListOffsetsResponseTopicResponse(name=topic.name, partitions=answers))
         return module.ListOffsetsResponse(topics=topics)
+
+    def _is_early(self, partition: Partition, timestamp: int, answer: Any) -> bool:
+        """Ends never go back when the owner changes (KIP-207): the client asks again in a moment."""
+        is_end = timestamp == _LATEST or (timestamp not in _PLACES and answer.offset < 0)
+        return is_end and partition.may_have_shown_more
 
     async def _place(self, partition: Partition, timestamp: int, is_committed: bool, answer: Any) -> None:
         end = partition.last_stable_offset if is_committed else partition.high_watermark
@@ -99,3 +109,7 @@ class Offsets:
                 module.OffsetForLeaderEpochResponseOffsetForLeaderTopicResult(topic=topic.topic, partitions=answers)
             )
         return module.OffsetForLeaderEpochResponse(topics=topics)
+
+
+def _not_available(version: int) -> ErrorCode:
+    return ErrorCode.OFFSET_NOT_AVAILABLE if version >= _FIRST_WITH_NOT_AVAILABLE else ErrorCode.LEADER_NOT_AVAILABLE

@@ -46,6 +46,11 @@ class ColdReads:
         self._free = asyncio.Semaphore(limit)
         self._running: set[asyncio.Future[Any]] = set()
 
+    @property
+    def under_way(self) -> int:
+        """How many wait for the store now."""
+        return len(self._running)
+
     async def run(self, work: Callable[[], Awaitable[Result]]) -> Result:
         """The result of the work, which goes on when the caller is cancelled: its thread cannot be stopped."""
         await self._free.acquire()
@@ -127,6 +132,9 @@ class PartitionReader:
         self._compression = compression
         self._readers: dict[int, _OpenReader] = {}
         self._encoded = encoded
+        self.sent_bytes = 0
+        """What consumers got of this partition, by any protocol."""
+        self.sent_messages = 0
 
     def use_compression(self, compression: Compression) -> None:
         """Compresses what is read from now on so."""
@@ -216,6 +224,7 @@ class PartitionReader:
             known = Fetched(records, key[1])
             if compression is self._compression:
                 self._encoded.keep(self, *key, known)
+        self.count_sent(len(known.records), stop - batch.start)
         return known
 
     def _encode(self, batch: Batch, max_bytes: int) -> Fetched:
@@ -227,7 +236,13 @@ class PartitionReader:
             records = encode_batches(frames, batch.start, stop, leader_epoch=self._leader_epoch)
             known = Fetched(records, key[1])
             self._encoded.keep(self, *key, known)
+        self.count_sent(len(known.records), stop - batch.start)
         return known
+
+    def count_sent(self, size: int, messages: int) -> None:
+        """Counts what a consumer gets."""
+        self.sent_bytes += size
+        self.sent_messages += messages
 
     def close(self) -> None:
         """Closes all readers."""

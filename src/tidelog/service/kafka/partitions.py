@@ -4,6 +4,9 @@ Invariants
 - Everything here runs in the thread of the event loop, but for `_written` and `_synced`, which the log's writer calls.
 - Batches are checked against the producers' state, appended and recorded in one turn, so that their order in the log is
   that in which they were checked. An append of unknown outcome is looked up in the log before the next one.
+- A batch that was appended waits while the disk is full, and is answered once there is room, or when its time is over.
+  Refused, it would be taken for lost: a client that renumbers what it sends then stores it twice. What comes meanwhile
+  is refused by the disk, and never for its sequence, which the one before it may have broken.
 - Consumers of committed messages get nothing from a batch on that is appended and not recorded yet.
 - The high watermark is what the files have: no consumer gets a message that a kill of this process could take back.
   Where messages are acknowledged by the store (`durability = "shipped"`) it is what the store has: nor one that the
@@ -20,7 +23,7 @@ from typing import NamedTuple
 
 from tidelog.clock import to_microseconds
 from tidelog.cold.flush_log import FlushedLog
-from tidelog.errors import ClosedError, TidelogError
+from tidelog.errors import ClosedError, DiskFullError, ServerUnavailableError, TidelogError
 from tidelog.log.frame import Frames, encode_many
 from tidelog.log.log import Log
 from tidelog.service.kafka.configs import Serving
@@ -75,6 +78,9 @@ class Partition:
         self._settling: asyncio.Task[None] | None = None
         self._log = topic._log
         self._tiered = topic._tiered
+        self._opened_at = 0 if topic._tiered is None else topic._tiered.first_own_offset
+        self.undecided: set[int] = set()
+        """Producers of transactions whose end may be lost (`lost_ends.py`): what they send is refused so long."""
         self.append_time_us: int | None = None
         """The time that the last batch got, where messages get the time of the broker."""
         self.serving = serving
@@ -84,6 +90,8 @@ class Partition:
         self._delays = 0
         self._waiting: set[asyncio.Future[None]] = set()
         self._for_files: list[tuple[int, Settle]] = []
+        self._until_files: list[tuple[int, Settle]] = []
+        """As those for files, for callers that do not wait while the disk is full."""
         self._for_disk: list[tuple[int, Settle]] = []
         self._is_wake_due = False
         self._is_closed = False
@@ -119,6 +127,12 @@ class Partition:
     def high_watermark(self) -> int:
         flushed = self._flushed
         return self._log.written_offset if flushed is None else min(flushed.flushed_offset, self._log.written_offset)
+
+    @property
+    def may_have_shown_more(self) -> bool:
+        """Whether an owner before may have told a higher watermark: what it had acknowledged was recovered here, and
+        the store has yet to confirm it."""
+        return self._flushed is not None and self.high_watermark < self._opened_at
 
     @property
     def _flushed(self) -> FlushedLog | None:
@@ -172,10 +186,10 @@ class Partition:
         who = (header.producer_id, header.producer_epoch, header.base_sequence)
         verdict = self.producers.check(*who, header.record_count)
         if verdict.error is not ErrorCode.NONE:
-            return Appended(verdict.error)
+            return self._refused(verdict.error)
         if verdict.duplicate_offset is not None:
             return None
-        if verify is not None and (refusal := verify()) is not ErrorCode.NONE:
+        if verify is not None and (refusal := self._refusal(header.producer_id, verify)) is not ErrorCode.NONE:
             return Appended(refusal)
         first = log.append_frames_at_once(frames, sync=sync)
         if first is None:
@@ -254,12 +268,20 @@ class Partition:
         who = (header.producer_id, header.producer_epoch, header.base_sequence)
         verdict = self.producers.check(*who, header.record_count)
         if verdict.error is not ErrorCode.NONE:
-            return Appended(verdict.error)
+            return self._refused(verdict.error)
         if verdict.duplicate_offset is not None:
             return await self._again(batch, verdict.duplicate_offset)
-        if verify is not None and (refusal := verify()) is not ErrorCode.NONE:
+        if verify is not None and (refusal := self._refusal(header.producer_id, verify)) is not ErrorCode.NONE:
             return Appended(refusal)
         return self._recorded(batch, await self._append_recorded(batch.frames, timeout_seconds))
+
+    def _refused(self, error: ErrorCode) -> Appended:
+        if error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and (stall := self._log.stall) is not None:
+            raise stall
+        return Appended(error)
+
+    def _refusal(self, producer_id: int, verify: Callable[[], ErrorCode]) -> ErrorCode:
+        return ErrorCode.NOT_ENOUGH_REPLICAS if producer_id in self.undecided else verify()  # the client tries again
 
     def _recorded(self, batch: DecodedBatch, first: int) -> Appended:
         header = batch.header
@@ -283,6 +305,15 @@ class Partition:
     async def write_marker(self, control: Control) -> int:
         """Ends a transaction here; returns once that is where acknowledged messages are: on the disk, or in the store.
         A late one is not written, and is answered when the one before it is there."""
+        if control.producer_id in self.undecided:
+            raise ServerUnavailableError(
+                f"{self.name}, partition {self.number}: the end of an earlier transaction is looked for",
+                hint="Try again in a moment",
+            )
+        return await self.write_lost_end(control)
+
+    async def write_lost_end(self, control: Control) -> int:
+        """The same for a transaction whose end was lost."""
         who = (control.producer_id, control.producer_epoch, control.coordinator_epoch)
         async with self._turn:
             await self._settle()
@@ -303,7 +334,10 @@ class Partition:
         self._unrecorded_from = self._log.next_offset
         try:
             return await self.topic.append_frames_async(frames, timeout=timeout_seconds)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, DiskFullError) and error.offset is None:
+                self._unrecorded_from = None  # it was not accepted
+                raise
             self._settling = self._loop.create_task(self._settle_in_turn())
             raise
 
@@ -329,15 +363,18 @@ class Partition:
 
     def in_files(self, next_offset: int, settle: Settle) -> bool:
         """Calls back when everything below an offset is in a file; False when it is already."""
+        return self._reach_files(self._for_files, next_offset, settle)
+
+    def _reach_files(self, waiting: list[tuple[int, Settle]], next_offset: int, settle: Settle) -> bool:
         if self._log.written_offset >= next_offset:
             return False
-        self._for_files.append((next_offset, settle))
-        if self._log.written_offset >= next_offset or self._is_over:
+        waiting.append((next_offset, settle))
+        if self._log.written_offset >= next_offset or self._is_closed or self._log.stall is not None:
             self._loop.call_soon(self._wake)
         return True
 
     async def until_in_files(self, next_offset: int) -> None:
-        """Returns once everything below an offset is in a file."""
+        """Returns once everything below an offset is in a file; raises what keeps it from that for now."""
         reached: asyncio.Future[None] = self._loop.create_future()
 
         def settle(error: TidelogError | None) -> None:
@@ -348,7 +385,7 @@ class Partition:
             else:
                 reached.set_exception(error)
 
-        if self.in_files(next_offset, settle):
+        if self._reach_files(self._until_files, next_offset, settle):
             await reached
 
     def on_disk(self, next_offset: int, settle: Settle) -> bool:
@@ -412,6 +449,12 @@ class Partition:
             return 0, end
         return tiered.epoch_starts().end_of(epoch, end) or (-1, -1)
 
+    def kept_until(self, epoch: int) -> int:
+        """In a thread: what was read under this epoch is still there up to here, where later owners have begun."""
+        tiered, end = self.topic._tiered, self.high_watermark
+        starts = () if tiered is None else tiered.epoch_starts().starts
+        return next((start for written, start in starts if written > epoch), end)
+
     # Waiting for news
 
     def listen(self, waiter: asyncio.Future[None], offset: int) -> None:
@@ -425,7 +468,7 @@ class Partition:
 
     def _written(self) -> None:
         """By the writer's thread, also when nothing more is going to be written."""
-        if self._waiting or self._for_files or (self._for_disk and self._log.stall is not None):
+        if self._waiting or self._for_files or self._until_files or (self._for_disk and self._log.over):
             self._wake_soon()
 
     def _synced(self) -> None:
@@ -449,17 +492,15 @@ class Partition:
             _finish(waiter)
         self._settle_reached()
 
-    @property
-    def _is_over(self) -> bool:
-        return self._is_closed or not self.is_open or self._log.stall is not None
-
     def _settle_reached(self) -> None:
-        """Answers those whose messages are in a file or on the disk. When the log stalls or is over, the others never
-        will be."""
+        """Answers those whose messages are in a file or on the disk. When the log is over, the others never will be."""
         # Asked first: what became durable before the log stalled is answered as such.
-        error = self._why_over() if self._is_over else None
+        is_over = self._is_closed or not self.is_open or self._log.over
+        error, stall = self._why_over() if is_over else None, self._log.stall
         if self._for_files:
             self._for_files = _settled_up_to(self._log.written_offset, self._for_files, error)
+        if self._until_files:
+            self._until_files = _settled_up_to(self._log.written_offset, self._until_files, error or stall)
         if self._for_disk:
             self._for_disk = _settled_up_to(self._log.durable_offset, self._for_disk, error)
 

@@ -35,6 +35,7 @@ from tidelog.errors import (
 )
 from tidelog.store.keys import check_key, check_prefix
 from tidelog.store.metadata.watch import PollingWatch, Watch
+from tidelog.store.scheduler import in_parallel
 
 # Leases: entries that vanish when their holder does.
 #
@@ -150,6 +151,11 @@ class MetadataStore(ABC):
         found = [self.get(key) for key in keys]
         return {entry.key: entry for entry in found if entry is not None}
 
+    @property
+    def writes_at_once(self) -> int:
+        """How many commits are made at once where there are many: more than one where each is a slow request."""
+        return 1
+
     def change_mark(self) -> object | None:
         """Equal to an earlier mark if nothing was written since; None where it would cost as much as to look."""
         return None
@@ -185,6 +191,24 @@ class MetadataStore(ABC):
         """
         self.commit([Check(key, version)], [Delete(key)])
         self.purge([key])
+
+    def remove_many(self, versions: Mapping[str, str]) -> None:
+        """As `remove`, of many keys with their versions. ConflictError if one has another: the others are removed."""
+        keys = list(versions)
+        conflicts = in_parallel(
+            lambda key: self._conflict_of(key, versions[key]), keys, self.writes_at_once, "tidelog-remove"
+        )
+        self.purge([key for key, conflict in zip(keys, conflicts, strict=True) if conflict is None])
+        for conflict in conflicts:
+            if conflict is not None:
+                raise conflict
+
+    def _conflict_of(self, key: str, version: str) -> ConflictError | None:
+        try:
+            self.commit([Check(key, version)], [Delete(key)])
+        except ConflictError as error:
+            return error
+        return None
 
     def purge(self, keys: Sequence[str]) -> None:
         """Takes away what deleting on a condition left behind under keys that are not there, and nobody makes again.
@@ -415,6 +439,10 @@ class DelegatingMetadata(MetadataStore):
     @property
     def reads_many_at_once(self) -> bool:
         return self.store.reads_many_at_once
+
+    @property
+    def writes_at_once(self) -> int:
+        return self.store.writes_at_once
 
     def get(self, key: str) -> Entry | None:
         return self.store.get(key)

@@ -108,6 +108,7 @@ def _refused(objects: ObjectStore, fault: str) -> ConfigError:
 
 
 _READS_AT_ONCE = 8
+_WRITES_AT_ONCE = 8
 _READ_AHEAD = 32
 
 
@@ -184,6 +185,10 @@ class BucketMetadataStore(MetadataStore):
         entry = self._entry(check_key(key))
         self._refuse_copy(key, entry)
         return entry
+
+    @property
+    def writes_at_once(self) -> int:
+        return _WRITES_AT_ONCE
 
     def get_many(self, keys: Sequence[str]) -> dict[str, Entry]:
         """Several at a time, if there are many."""

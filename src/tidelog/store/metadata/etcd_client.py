@@ -122,7 +122,7 @@ class EtcdClient:
         token, member = self._known_token(at), self._members[at]
         headers = {} if token is None else {"Authorization": token}
         try:
-            with _explained(member.base_url, path):
+            with self._leaving_no_connection(), _explained(member.base_url, path):
                 yield from self._lines(member.get_url(path), question, headers, idle_seconds)
         except _TokenError:
             if token is None:
@@ -175,11 +175,20 @@ class EtcdClient:
 
     # Requests
 
+    @contextlib.contextmanager
+    def _leaving_no_connection(self) -> Iterator[None]:
+        """A session that is closed just before a request begins opens a new connection for it: close that, too."""
+        try:
+            yield
+        finally:
+            if self._is_closed:
+                self._session.close()
+
     def _post(self, at: int, path: str, question: Mapping[str, Any], token: str | None) -> dict[str, Any]:
         if self._is_closed:
             raise ClosedError(f"{self.url} is closed")
         member, headers = self._members[at], {} if token is None else {"Authorization": token}
-        with _explained(member.base_url, path):
+        with self._leaving_no_connection(), _explained(member.base_url, path):
             answer = member.post(member.get_url(path), json=question, headers=headers)
             if not isinstance(answer, dict):
                 raise DataError(f"{member.base_url}: an answer that etcd does not give")

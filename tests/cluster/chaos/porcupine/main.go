@@ -1,7 +1,9 @@
-// Asks Porcupine whether partitions are linearizable logs. In: {"name": [operations]}; out: {"name": "ok"}.
+// Asks Porcupine whether partitions are linearizable logs, and objects of engines linearizable registers. In:
+// {"name": [operations]}; out: {"name": "ok"}.
 //
 // The state of a log is its next offset. An append is possible where the log ends, a question for the end answers where
 // it is. Every client sees one log, whoever owns it: an owner that was replaced and answers late is found out.
+// The state of a register is the seq of its version. A put is applied if that is the one that it asks for (-1: any).
 package main
 
 import (
@@ -18,16 +20,26 @@ type operation struct {
 	Return int64  `json:"return"`
 	Kind   string `json:"kind"`
 	Offset int64  `json:"offset"`
+
+	Match     int64 `json:"match"`
+	IsApplied bool  `json:"isApplied"`
 }
 
-var log = porcupine.Model{
+var model = porcupine.Model{
 	Init: func() interface{} { return int64(0) },
 	Step: func(state, input, output interface{}) (bool, interface{}) {
-		next, offset := state.(int64), output.(int64)
-		if input.(string) == "append" {
-			return offset == next, next + 1
+		now, asked := state.(int64), input.(operation)
+		switch asked.Kind {
+		case "append":
+			return asked.Offset == now, now + 1
+		case "put":
+			if asked.Match >= 0 && asked.Match != now {
+				return !asked.IsApplied, now
+			}
+			return asked.IsApplied, asked.Offset
+		default: // where a log ends, and what a register has
+			return asked.Offset == now, now
 		}
-		return offset == next, next
 	},
 }
 
@@ -41,10 +53,10 @@ func main() {
 		var history []porcupine.Operation
 		for _, one := range operations {
 			history = append(history, porcupine.Operation{
-				ClientId: one.Client, Input: one.Kind, Call: one.Call, Output: one.Offset, Return: one.Return,
+				ClientId: one.Client, Input: one, Call: one.Call, Output: nil, Return: one.Return,
 			})
 		}
-		results[name] = string(porcupine.CheckOperationsTimeout(log, history, 5*time.Minute))
+		results[name] = string(porcupine.CheckOperationsTimeout(model, history, 5*time.Minute))
 	}
 	json.NewEncoder(os.Stdout).Encode(results)
 }

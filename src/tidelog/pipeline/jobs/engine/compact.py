@@ -14,6 +14,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,6 +32,7 @@ from tidelog.engine.cold.manifest import (
     told_of_dropped_log,
 )
 from tidelog.engine.mvcc.applier import shipped_results
+from tidelog.engine.mvcc.known_results import KnownResults
 from tidelog.engine.sst.snapshot import write_parts_state
 from tidelog.engine.sst.sorted_index import Compaction, encode_compaction, read_compaction
 from tidelog.errors import ConflictError, DataError, NotFoundError
@@ -73,7 +75,7 @@ if TYPE_CHECKING:
 __all__ = ["CompactEngineJob", "CompactEngineOptions", "CompactEngineReport", "compact_engine"]
 
 _FIRST_LSN = 1
-_STEPS = ("rows", "counting values", "packing values", "writing the indexes", "reading back", "publishing")
+_STEPS = ("rows", "counting values", "packing values", "reading back", "publishing")
 
 
 @logged
@@ -229,28 +231,28 @@ class CompactEngineJob:
     ) -> CompactEngineReport:
         self._tell(1)
         steps = Steps(self._flow, self._opened, self._place, self._options, previous, large_bytes)
-        plan = steps.planned(given.rows, given.found.lsn, given.found.tasks)
+        plan = steps.planned(given.rows, given.found)
         if self._options.is_dry_run:
             root = self._root(manifest, given, plan, large_bytes)
             made = Made(given.found, given.read, None, given.dropped, plan)
             return report_of(self._opened.keys.name, root, made, self._options)
         self._tell(2)
-        built = steps.built(given.rows, plan, manifest.generation + 1, given.survey.cuts)
-        blob_files = (*plan.kept, *built.blob_files())
+        with ThreadPoolExecutor(1, thread_name_prefix="tidelog-results") as pool:
+            results = pool.submit(self._results, manifest, given.found)  # while the workers pack
+            built = steps.built(given.rows, plan, manifest.generation + 1, given.survey.cuts)
         self._tell(3)
         root = msgspec.structs.replace(
             self._root(manifest, given, plan, large_bytes),
-            blob_files=blob_files,
-            versions=tuple(built.versions()),
-            values=tuple(built.values()),
+            blob_files=(*plan.kept, *built.blob_files),
+            versions=built.versions,
+            values=built.values,
         )
-        self._tell(4)
         came_out = read_back(self._flow, self._place, root.versions, given.found.created, root.seq)
         require_equal(given.survey, came_out, root.seq)
         require_equal(msgspec.structs.replace(given.read, rows=came_out.rows), came_out, root.seq)
+        self._tell(4)
+        is_first = self._publish(manifest, root, results.result())
         self._tell(5)
-        is_first = self._publish(manifest, root)
-        self._tell(6)
         made = Made(given.found, given.read, came_out, given.dropped, plan, is_first)
         return report_of(self._opened.keys.name, root, made, self._options)
 
@@ -269,12 +271,12 @@ class CompactEngineJob:
             kept_from=given.kept_from,
         )
 
-    def _publish(self, manifest: Manifest, root: Compaction) -> bool:
+    def _publish(self, manifest: Manifest, root: Compaction, results: KnownResults | None) -> bool:
         """Whether nobody else has published the very same meanwhile."""
         opened, encoded = self._opened, encode_compaction(root)
         compacted = encoded.stored(opened.keys, root, self._clock.now_us())
-        write_checked(opened.objects, compacted.key, encoded.data, encoded.digest)
-        state = self._state(manifest, root)
+        write_checked(opened.objects, compacted.key, encoded.data)
+        state = None if results is None else self._state(manifest, root, results)
         others = opened.newest_manifest().compacted
         publish_compaction(
             opened.metadata,
@@ -286,11 +288,17 @@ class CompactEngineJob:
         )
         return others is None or others.key != compacted.key
 
-    def _state(self, manifest: Manifest, root: Compaction) -> StoredCheckpoint | None:
+    def _results(self, manifest: Manifest, found: RowsAt) -> KnownResults | None:
+        """What the snapshot tells of the last entries; None if there is a snapshot that is as new."""
         newest = manifest.checkpoints[-1] if manifest.checkpoints else None
-        if newest is not None and (newest.seq, newest.lsn) >= (root.seq, root.lsn):
+        if newest is not None and (newest.seq, newest.lsn) >= (found.seq, found.lsn):
             return None
         opened, fetchers = self._opened, self._place.opened().fetchers
+        catalog = found.catalog(opened, self._place)
+        return shipped_results(catalog, opened.objects, fetchers, manifest, found.seq, found.lsn)
+
+    def _state(self, manifest: Manifest, root: Compaction, results: KnownResults) -> StoredCheckpoint:
+        opened = self._opened
         return write_parts_state(
             opened.objects,
             opened.keys,
@@ -298,7 +306,7 @@ class CompactEngineJob:
             root.versions,
             created_us=self._clock.now_us(),
             history_start_seq=root.history_start_seq,
-            results=shipped_results(opened.catalog, opened.objects, fetchers, manifest, root.seq, root.lsn),
+            results=results,
         )
 
     # Others

@@ -3,7 +3,7 @@ report.
 
 Invariants
 - Every step consists of tasks that may be repeated. Their output is named by its content, or is a value's own file.
-- The output of the units is cached: the indexes are written from it, and values are read once.
+- Values are read once: the places that units give them go straight into the files of the indexes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from tidelog.clock import Clock
+from tidelog.cold.catalog import Catalog
+from tidelog.cold.planned_catalog import PlannedCatalog
 from tidelog.engine.cold.manifest import Manifest, Pinning
 from tidelog.engine.mvcc.versions import Buckets
 from tidelog.engine.sst.sorted_index import BlobFileInfo, Compaction
@@ -35,7 +37,6 @@ from tidelog.pipeline.jobs.engine.blobs import (
 from tidelog.pipeline.jobs.engine.rows import (
     FILED_SCHEMA,
     ROWS_PER_FILE,
-    TOLD_ROW,
     TOLD_SCHEMA,
     Base,
     Created,
@@ -43,10 +44,12 @@ from tidelog.pipeline.jobs.engine.rows import (
     FirstLsn,
     PartWork,
     Survey,
+    Written,
     base_of,
     buckets_in,
     created_at,
     first_lsn,
+    parts_of,
     settled_rows,
     state_proof,
     told_by,
@@ -149,14 +152,15 @@ class Steps:
         self._large_bytes = large_bytes
         self._first_new_lsn = 0 if previous is None else previous.lsn
 
-    def planned(self, rows: Rows, end_lsn: int, tasks: int) -> ValuePlan:
+    def planned(self, rows: Rows, found: RowsAt) -> ValuePlan:
         """Counts the values that rows point to, and plans where they go."""
+        end_lsn, tasks = found.lsn, found.tasks
         window_bytes = window_bytes_for(self._options.blob_file_bytes)
         values = self._values(rows, Grouping(window_bytes)).grouped("unit", tasks, _VALUE_ORDER)
         counting = Counting(self._opened.keys, window_bytes, self._large_bytes, self._first_new_lsn)
         counts = sorted(told_by(values.mapped(counting, TOLD_SCHEMA), WindowCount), key=lambda one: one.window)
         first_lsn = min((one.first_new_lsn for one in counts), default=end_lsn)
-        log = list(self._opened.catalog.between(first_lsn, end_lsn)) if first_lsn < end_lsn else []
+        log = list(found.catalog(self._opened, self._place).between(first_lsn, end_lsn)) if first_lsn < end_lsn else []
         return plan_values(
             counts,
             self._previous,
@@ -166,7 +170,9 @@ class Steps:
         )
 
     def built(self, rows: Rows, plan: ValuePlan, generation: int, version_cuts: tuple[bytes, ...]) -> Built:
-        """Writes blob files and data files; both indexes can be written then."""
+        """Writes blob files and data files, and from their places both indexes."""
+        version_files, value_files = len(version_cuts) + 1, len(plan.file_cuts) + 1
+        told_file = version_files + value_files
         filed = rows.mapped(partial(bodiless, version_cuts), FILED_SCHEMA)
         if plan.values:
             settings = BuildSettings(
@@ -179,11 +185,18 @@ class Steps:
                 if self._previous is None
                 else [blob_file.key for blob_file in self._previous.blob_files],
                 version_cuts=version_cuts,
+                first_value_file=version_files,
+                told_file=told_file,
             )
             values = self._values(rows, Grouping(plan.window_bytes, plan.unit_cuts))
             units = values.grouped("unit", len(plan.units), _VALUE_ORDER).mapped(Builder(settings, plan), FILED_SCHEMA)
-            filed = filed.joined_by(units.kept())
-        return Built(filed, plan, self._place, generation, len(version_cuts) + 1)
+            filed = filed.joined_by(units)
+        names = [FileNames(kind=kind, generation=generation) for kind in ("versions", "values")]
+        written = write_files(filed, self._place, (version_files, names[0]), (value_files, names[1]))
+        values_written = parts_of(written, version_files, told_file)
+        if sum(part.rows for part in values_written) != plan.values:
+            raise InternalError(f"{plan.values} values were counted, and the index has another number of them")
+        return Built(_blob_files(written, plan), tuple(parts_of(written, 0, version_files)), tuple(values_written))
 
     def _values(self, rows: Rows, grouping: Grouping) -> Rows:
         pointing = rows.mapped(Pointing(grouping), VALUE_SCHEMA)
@@ -193,41 +206,21 @@ class Steps:
         return pointing.joined_by(self._flow.source(OldPlaces(grouping), works, VALUE_SCHEMA))
 
 
-class Built:
-    """What came of the units. Each of these is asked for once."""
+class Built(NamedTuple):
+    """What came of it: new blob files by their numbers, and the files of both indexes."""
 
-    def __init__(
-        self, filed: Rows, plan: ValuePlan, place: EngineLocation, generation: int, version_files: int
-    ) -> None:
-        self._filed = filed
-        self._plan = plan
-        self._place = place
-        self._generation = generation
-        self._version_files = version_files
+    blob_files: tuple[BlobFileInfo, ...]
+    versions: tuple[RowPart, ...]
+    values: tuple[RowPart, ...]
 
-    def blob_files(self) -> list[BlobFileInfo]:
-        """The blob files that were written, by their numbers."""
-        told = self._filed.where("kind", TOLD_ROW).collected().column("value").to_pylist()
-        blob_files = sorted(
-            (msgspec.msgpack.decode(one, type=BuiltBlobFile) for one in told), key=lambda one: one.number
-        )
-        planned = [unit.blob_file for unit in self._plan.units if unit.blob_file is not None]
-        if [blob_file.number for blob_file in blob_files] != planned:
-            raise InternalError(f"blob files {planned} were planned, and others were built")
-        return [blob_file.info for blob_file in blob_files]
 
-    def versions(self) -> list[RowPart]:
-        """Writes the version index."""
-        names = FileNames(kind="versions", generation=self._generation)
-        return write_files(self._filed, self._version_files, self._place, names)
-
-    def values(self) -> list[RowPart]:
-        """Writes the value index."""
-        names = FileNames(kind="values", generation=self._generation)
-        parts = write_files(self._filed, len(self._plan.file_cuts) + 1, self._place, names)
-        if sum(part.rows for part in parts) != self._plan.values:
-            raise InternalError(f"{self._plan.values} values were counted, and the index has another number of them")
-        return parts
+def _blob_files(written: Sequence[Written], plan: ValuePlan) -> tuple[BlobFileInfo, ...]:
+    told = (msgspec.msgpack.decode(one.told, type=BuiltBlobFile) for one in written if one.part is None)
+    blob_files = sorted(told, key=lambda one: one.number)
+    planned = [unit.blob_file for unit in plan.units if unit.blob_file is not None]
+    if [blob_file.number for blob_file in blob_files] != planned:
+        raise InternalError(f"blob files {planned} were planned, and others were built")
+    return tuple(blob_file.info for blob_file in blob_files)
 
 
 # All rows of an engine at a seq, from its store alone: the newest readable snapshot, and the log after it.
@@ -263,6 +256,10 @@ class RowsAt(NamedTuple):
     def created(self) -> Created:
         """The buckets that are there at the seq."""
         return created_at(self.buckets, self.seq)
+
+    def catalog(self, opened: OpenedEngine, place: EngineLocation) -> Catalog:
+        """Of the log that was read: what is known of its objects is not asked for again."""
+        return PlannedCatalog(objects_of(self.log), opened.keys, place.catalog) if self.log else opened.catalog
 
 
 class SourceOfRows:

@@ -7,6 +7,8 @@
     START    empty      the seq, 0                       a record says that history begins there
     DAMAGE   empty      0, 0                             msgpack of `Unreadable`
 
+`part` is a number that all versions of a name have.
+
 Invariants
 - Which records count is decided as everywhere (`engine/wal/replay.py`).
 - An unreadable part is a row that says so, and ends its source: the contents of the bytes never raise.
@@ -27,6 +29,7 @@ from tidelog.engine.mvcc.vacuum_rules import Rule
 from tidelog.engine.mvcc.versions import BucketVersion
 from tidelog.engine.sst.sstable import RowPart, SSTable
 from tidelog.errors import DataError, GapError, NotFoundError, TidelogError
+from tidelog.pipeline.flow import Flow, Rows, SparkFlow
 from tidelog.pipeline.jobs.engine.columns import FileRows, file_rows, one_array, whole_groups
 from tidelog.pipeline.jobs.engine.rows import (
     TOLD_SCHEMA,
@@ -37,15 +40,16 @@ from tidelog.pipeline.jobs.engine.rows import (
     change_columns,
     doomed,
     note_alive,
-    told_in,
+    told_by,
 )
 from tidelog.pipeline.location import EngineLocation
+from tidelog.pipeline.pieces import remainders
 from tidelog.pipeline.source.entry_batches import LogPart
-from tidelog.pipeline.tasks import as_batches, map_in_arrow, rows_of_items, tuples_in
+from tidelog.pipeline.tasks import as_batches, tuples_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 BASE: Final = 0
@@ -54,9 +58,7 @@ ACTUAL: Final = 2
 START: Final = 8
 DAMAGE: Final = 9
 
-ROW_SCHEMA: Final = "source int, key binary, lsn bigint, step int, cell binary"
-
-RawRow = tuple[int, bytes, int, int, bytes | None]
+ROW_SCHEMA: Final = "source int, key binary, lsn bigint, step int, cell binary, part int"
 
 
 class Unreadable(msgspec.Struct, frozen=True):
@@ -89,7 +91,7 @@ def batches_of(item: RowItem) -> Iterator[pa.RecordBatch]:
     except (DataError, GapError, NotFoundError) as error:
         source = LOG if isinstance(item, LogPart) else item.source
         unreadable = Unreadable(_place_of(item, error), error.reason, source)
-        yield from as_batches([(DAMAGE, b"", 0, 0, msgspec.msgpack.encode(unreadable))], ROW_SCHEMA)
+        yield from as_batches([(DAMAGE, b"", 0, 0, msgspec.msgpack.encode(unreadable), 0)], ROW_SCHEMA)
 
 
 def _file_batch(rows: FileRows, source: int) -> pa.RecordBatch:
@@ -98,7 +100,7 @@ def _file_batch(rows: FileRows, source: int) -> pa.RecordBatch:
     def same(number: int, kind: pa.DataType) -> pa.Array:
         return pa.repeat(pa.scalar(number, kind), len(rows.keys))
 
-    arrays = [same(source, pa.int32()), rows.keys, same(0, pa.int64()), same(0, pa.int32()), rows.values]
+    arrays = [same(source, pa.int32()), rows.keys, same(0, pa.int64()), same(0, pa.int32()), rows.values, rows.parts]
     return pa.RecordBatch.from_arrays(arrays, names=[field.split()[0] for field in ROW_SCHEMA.split(", ")])
 
 
@@ -114,9 +116,9 @@ def _log_batches(part: LogPart) -> Iterator[pa.RecordBatch]:
 
     names = [field.split()[0] for field in ROW_SCHEMA.split(", ")]
     for starts, columns in change_columns(part):
-        yield from as_batches([(START, b"", seq, 0, None) for seq in starts], ROW_SCHEMA)
+        yield from as_batches([(START, b"", seq, 0, None, 0) for seq in starts], ROW_SCHEMA)
         source = pa.repeat(pa.scalar(LOG, pa.int32()), len(columns.key))
-        arrays = [source, columns.key, columns.lsn, columns.number, columns.cell]
+        arrays = [source, columns.key, columns.lsn, columns.number, columns.cell, columns.part]
         yield pa.RecordBatch.from_arrays(arrays, names=names)
 
 
@@ -412,14 +414,31 @@ class PartMerge:
 # - The number of parts depends on the amount of data and does not affect the result.
 
 
-_PART_BYTES = 8 << 20
+_PART_BYTES = 32 << 20
 _MAX_PARTS = 1024
-# All versions of a name go to one part; what everybody needs (buckets, where history begins) goes to each.
-_PARTS = """
-    CASE WHEN source = {damage} THEN array(0)
-         WHEN source = {start} OR substring(key, 1, 1) = X'62' THEN sequence(0, {last})
-         ELSE array(CAST(pmod(xxhash64(substring(key, 1, length(key) - 8)), {count}) AS INT)) END
-"""
+
+
+class Placed:
+    """Rows with the number of their part: what everybody needs (buckets, where history begins) goes to each of them."""
+
+    def __init__(self, parts: int) -> None:
+        self._parts = parts
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        for batch in batches:
+            key, source = batch.column("key"), batch.column("source")
+            is_for_all = pc.or_(pc.equal(source, START), pc.starts_with(key, pattern=BUCKETS))
+            one, all_of_them = batch.filter(pc.invert(is_for_all)), batch.filter(is_for_all)
+            yield _with_part(one, remainders(one.column("part"), self._parts))
+            for part in range(self._parts if all_of_them.num_rows else 0):
+                yield _with_part(all_of_them, pa.repeat(pa.scalar(part, pa.int32()), all_of_them.num_rows))
+
+
+def _with_part(rows: pa.RecordBatch, parts: pa.Array) -> pa.RecordBatch:
+    return rows.set_column(rows.schema.get_field_index("part"), "part", parts)
 
 
 class ComputedState(msgspec.Struct, frozen=True, kw_only=True):
@@ -447,19 +466,15 @@ def compute_state(
     compares: bool = False,
 ) -> ComputedState:
     """The state at a seq from these items, of about so many bytes; with `compares`, beside the ACTUAL ones of them."""
-    merged = map_in_arrow(sorted_rows(spark, items, size), Merge(seq, horizon_seq, compares=compares), TOLD_SCHEMA)
-    return _added_up(told_in(merged, PartResult, "computing a state"), seq)
+    merged = sorted_rows(SparkFlow(spark), items, size).mapped(Merge(seq, horizon_seq, compares=compares), TOLD_SCHEMA)
+    return _added_up(told_by(merged, PartResult), seq)
 
 
-def sorted_rows(spark: SparkSession, items: Sequence[RowItem], size: int) -> DataFrame:
+def sorted_rows(flow: Flow, items: Sequence[RowItem], size: int) -> Rows:
     """The rows of items of about so many bytes, as `Merge` takes them: all of a name in one part, in order of key."""
-    from pyspark.sql import functions as sql
-
     parts = min(_MAX_PARTS, max(1, -(-size // _PART_BYTES)))
-    rows = rows_of_items(spark, batches_of, items, ROW_SCHEMA)
-    numbers = sql.expr(_PARTS.format(damage=DAMAGE, start=START, last=parts - 1, count=parts))
-    placed = rows.withColumn("part", sql.explode(numbers))
-    return placed.repartition(parts, "part").sortWithinPartitions("part", "key", "source", "lsn", "step")
+    placed = flow.source(batches_of, items, ROW_SCHEMA).mapped(Placed(parts), ROW_SCHEMA)
+    return placed.grouped("part", parts, ["part", "key", "source", "lsn", "step"])
 
 
 def _added_up(results: Iterable[PartResult], seq: int) -> ComputedState:

@@ -10,7 +10,6 @@ Invariants
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
@@ -46,7 +45,7 @@ from tidelog.pipeline.jobs.job import Reconciliation, Totals, told_in_our_words
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.source.entry_batches import LogPart
 from tidelog.pipeline.tasks import BATCH_ROWS, as_batches, tuples_in
-from tidelog.store.keys import DIGEST_BYTES, CompactedId, EngineKeys, StatePartId
+from tidelog.store.keys import CompactedId, EngineKeys, StatePartId
 from tidelog.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -589,18 +588,17 @@ def digest_totals(things: int, digest: str, unit: str = "things") -> Totals:
 # - A file is read back and compared before it is reported.
 
 
-FILED_SCHEMA = "kind int, file int, key binary, value binary"
-VERSION_ROW, VALUE_ROW, TOLD_ROW = 0, 1, 2
+FILED_SCHEMA = "file int, key binary, value binary"
 _RANGE_BYTES = 8 << 20
 
 
-def as_filed(keys: pa.Array, values: pa.Array, cuts: Sequence[bytes], kind: int = VERSION_ROW) -> pa.RecordBatch:
-    """Rows of a row file with the number of the file that they belong to, as a batch of `FILED_SCHEMA`."""
+def as_filed(keys: pa.Array, values: pa.Array, cuts: Sequence[bytes], first_file: int = 0) -> pa.RecordBatch:
+    """Rows of row files with the number of the file that each belongs to, as a batch of `FILED_SCHEMA`."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
-    kinds = pa.repeat(pa.scalar(kind, pa.int32()), len(keys))
-    names = [field.split()[0] for field in FILED_SCHEMA.split(", ")]
-    return pa.RecordBatch.from_arrays([kinds, file_numbers(keys, cuts), keys, values], names=names)
+    files = pc.add(file_numbers(keys, cuts), pa.scalar(first_file, pa.int32()))
+    return pa.RecordBatch.from_arrays([files, keys, values], names=["file", "key", "value"])
 
 
 def unplaced(cuts: Sequence[bytes], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -621,61 +619,81 @@ class FileNames(msgspec.Struct, frozen=True, kw_only=True):
     def row_kind(self) -> RowKind:
         return "values" if self.kind == "values" else "versions"
 
-    @property
-    def row_number(self) -> int:
-        """The kind of the rows on their way."""
-        return VALUE_ROW if self.kind == "values" else VERSION_ROW
-
     def key(self, keys: EngineKeys, digest: str) -> str:
         if self.kind == "state":
             return keys.state_part(StatePartId(self.seq, self.lsn, digest))
         return keys.compacted(CompactedId(self.kind, self.generation, digest))
 
 
-class FileWriter:
-    """Writes the rows of a task, which has them file by file in order of key."""
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that was written, by its number; or, without one, what another step has to tell the driver."""
 
-    def __init__(self, place: EngineLocation, names: FileNames) -> None:
+    file: int
+    part: RowPart | None = None
+    told: bytes = b""
+
+
+class FileWriter:
+    """Writes the rows of a task, which has them file by file in order of key.
+
+    `names` says how the files are called: so many of them this way, then so many that way. Rows of a number behind them
+    all are not for files: their values go to the driver.
+    """
+
+    def __init__(self, place: EngineLocation, names: Sequence[tuple[int, FileNames]]) -> None:
         self._place = place
-        self._names = names
+        self._names = [one for count, one in names for _ in range(count)]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return as_told(self._parts(batches))
+        return as_told(self._written(batches))
 
-    def _parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[RowPart]:
-        for _, rows in whole_groups(batches, "file"):
-            yield self.written(rows)
+    def _written(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Written]:
+        for number, rows in whole_groups(batches, "file"):
+            if number < len(self._names):
+                yield Written(file=number, part=self.written(rows, self._names[number]))
+            else:
+                yield from (Written(file=number, told=told) for told in rows.column("value").to_pylist())
 
-    def written(self, rows: pa.Table) -> RowPart:
+    def written(self, rows: pa.Table, names: FileNames) -> RowPart:
         opened = self._place.opened()
         blocks = packed_rows(one_array(rows.column("key")), one_array(rows.column("value")), TARGET_BLOCK_BYTES)
-        encoded = encode_packed(self._names.row_kind, blocks)
-        key = self._names.key(opened.keys, encoded.digest)
-        write_checked(opened.objects, key, encoded.data, encoded.digest)
+        encoded = encode_packed(names.row_kind, blocks)
+        key = names.key(opened.keys, encoded.digest)
+        write_checked(opened.objects, key, encoded.data)
         return encoded.part(key)
 
 
-def write_checked(objects: ObjectStore, key: str, data: bytes, digest: str) -> None:
-    """Writes a file, reads it back, and compares."""
+def write_checked(objects: ObjectStore, key: str, data: bytes) -> None:
+    """Writes a file, reads it back, and compares, byte by byte."""
     with objects.open_writer(key) as writer:
         for start in range(0, len(data), _RANGE_BYTES):
             writer.write(memoryview(data)[start : start + _RANGE_BYTES])
-    found, size = hashlib.blake2b(digest_size=DIGEST_BYTES), 0
     for start in range(0, len(data) + 1, _RANGE_BYTES):
-        part = objects.read_range(key, start, _RANGE_BYTES)
-        found.update(part)
-        size += len(part)
-    if size != len(data) or found.hexdigest() != digest:
-        raise CorruptionError(
-            "what was written is not what is there", path=key, byte=0, operation="write", hint="Run the job again"
-        )
+        if bytes(objects.read_range(key, start, _RANGE_BYTES)) != data[start : start + _RANGE_BYTES]:
+            raise CorruptionError(
+                "what was written is not what is there",
+                path=key,
+                byte=start,
+                operation="write",
+                hint="Run the job again",
+            )
 
 
-def write_files(filed: Rows, files: int, place: EngineLocation, names: FileNames) -> list[RowPart]:
-    """All files, a task for each; in order of key."""
-    grouped = filed.where("kind", names.row_number).grouped("file", files, ["file", "key"])
-    parts = told_by(grouped.mapped(FileWriter(place, names), TOLD_SCHEMA), RowPart)
-    return sorted(parts, key=lambda part: part.first_key)
+def write_files(filed: Rows, place: EngineLocation, *names: tuple[int, FileNames]) -> list[Written]:
+    """All files, a task for each, and what else there is for the driver; in order of their numbers."""
+    tasks = sum(count for count, _ in names) + 1
+    grouped = filed.grouped("file", tasks, ["file", "key"])
+    written = told_by(grouped.mapped(FileWriter(place, names), TOLD_SCHEMA), Written)
+    return sorted(written, key=lambda one: one.file)
+
+
+def parts_of(written: Iterable[Written], first_file: int = 0, stop_file: int | None = None) -> list[RowPart]:
+    """The files with these numbers, in order of key."""
+    return [
+        one.part
+        for one in written
+        if one.part is not None and one.file >= first_file and (stop_file is None or one.file < stop_file)
+    ]
 
 
 # Reading them back, for the proof.

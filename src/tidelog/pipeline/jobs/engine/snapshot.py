@@ -27,6 +27,7 @@ from tidelog.pipeline.jobs.engine.rows import (
     FILED_SCHEMA,
     ROWS_PER_FILE,
     FileNames,
+    parts_of,
     read_back,
     require_equal,
     state_proof,
@@ -129,7 +130,7 @@ class CheckpointJob:
         self._tell("files", 1)
         names = FileNames(kind="state", seq=found.seq, lsn=found.lsn)
         filed = found.rows.mapped(partial(unplaced, went_in.cuts), FILED_SCHEMA)
-        parts = write_files(filed, len(went_in.cuts) + 1, self._place, names)
+        parts = parts_of(write_files(filed, self._place, (len(went_in.cuts) + 1, names)))
         self._tell("reading back", 2)
         came_out = read_back(self._flow, self._place, parts, found.created, found.seq)
         require_equal(went_in, came_out, found.seq)
@@ -164,7 +165,12 @@ class CheckpointJob:
             created_us=self._clock.now_us(),
             history_start_seq=manifest.history_start_seq,
             results=shipped_results(
-                opened.catalog, opened.objects, self._place.opened().fetchers, manifest, found.seq, found.lsn
+                found.catalog(opened, self._place),
+                opened.objects,
+                self._place.opened().fetchers,
+                manifest,
+                found.seq,
+                found.lsn,
             ),
         )
         publish_state(opened.metadata, opened.keys, self._clock, state)

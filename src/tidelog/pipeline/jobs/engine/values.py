@@ -19,8 +19,9 @@ import msgspec
 import zstandard
 
 from tidelog import _native
-from tidelog.cold.catalog import Descriptor, PlannedCatalog
+from tidelog.cold.catalog import Descriptor
 from tidelog.cold.fetch import fetch_many
+from tidelog.cold.planned_catalog import PlannedCatalog
 from tidelog.cold.reader import History
 from tidelog.engine.mvcc.cells import decode_cell, parse, seq_of
 from tidelog.engine.sst.blob_file import HEADER_BYTES as BLOB_HEADER_BYTES
@@ -49,16 +50,13 @@ from tidelog.pipeline.jobs.engine.columns import (
 )
 from tidelog.pipeline.jobs.engine.columns import numbers as numbers_of
 from tidelog.pipeline.jobs.engine.rows import (
-    TOLD_ROW,
-    VALUE_ROW,
-    VERSION_ROW,
     PartWork,
     as_filed,
     as_told,
     write_checked,
 )
 from tidelog.pipeline.location import EngineLocation
-from tidelog.store.keys import CompactedId, EngineKeys, digest_of
+from tidelog.store.keys import CompactedId, EngineKeys
 from tidelog.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -284,14 +282,10 @@ class Stored(NamedTuple):
     """
 
     numbers: pa.Array
-    data: bytes
+    data: bytes | memoryview
     codecs: pa.Array
     lengths: pa.Array
     crcs: pa.Array
-
-    def one(self, index: int, start: int) -> bytes:
-        """The bytes of one of them, which begins at a byte."""
-        return self.data[start : start + self.lengths[index].as_py()]
 
 
 def values_in_log(
@@ -411,7 +405,7 @@ def each_of(stored: Stored) -> Iterator[tuple[int, bytes, int]]:
     at = 0
     columns = (stored.numbers.to_pylist(), stored.lengths.to_pylist(), stored.codecs.to_pylist())
     for number, length, codec in zip(*columns, strict=True):
-        yield number, stored.data[at : at + length], codec
+        yield number, bytes(stored.data[at : at + length]), codec
         at += length
 
 
@@ -451,7 +445,7 @@ class BuiltBlobFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuildSettings(NamedTuple):
-    """How a compaction is built, the same for all units."""
+    """How a compaction is built, the same for all units; the numbers of files are those of `FileWriter`."""
 
     place: EngineLocation
     generation: int
@@ -460,6 +454,8 @@ class BuildSettings(NamedTuple):
     codec: ValueCodec | None
     old_blob_files: Sequence[str]
     version_cuts: Sequence[bytes]
+    first_value_file: int
+    told_file: int
 
 
 class Builder:
@@ -491,10 +487,11 @@ class Builder:
         if any(len(one.numbers) for one in small):
             built = self._written_blob_file(unit, values, small, pointers)
             told = pa.array([msgspec.msgpack.encode(built)], pa.binary())
-            yield as_filed(pa.array([b""], pa.binary()), told, (), TOLD_ROW)
+            yield as_filed(pa.array([b""], pa.binary()), told, (), self._settings.told_file)
         places = pointers.array()
-        yield as_filed(*values.versions(places), self._settings.version_cuts, VERSION_ROW)
-        yield as_filed(position_keys(values.columns.position), places, self._file_cuts, VALUE_ROW)
+        yield as_filed(*values.versions(places), self._settings.version_cuts)
+        keys = position_keys(values.columns.position)
+        yield as_filed(keys, places, self._file_cuts, self._settings.first_value_file)
 
     def _keep(self, values: UnitValues, pointers: _Pointers) -> None:
         """Those that stay where they are."""
@@ -555,7 +552,7 @@ class Builder:
         key = self._keys.data_file_named(name)
         if key is None:
             raise InternalError(f"{name} was to be the name of a data file")
-        write_checked(self._settings.place.opened().objects, key, data, digest_of(data))
+        write_checked(self._settings.place.opened().objects, key, data)
         return FilePointer(codec, len(data), name)
 
     def _written_blob_file(
@@ -572,7 +569,7 @@ class Builder:
             stored.data, raw_numbers(positions), raw_numbers(stored.lengths), raw_numbers(stored.crcs)
         )
         key = self._keys.compacted(CompactedId("blob", self._settings.generation, encoded.digest))
-        write_checked(self._settings.place.opened().objects, key, encoded.data, encoded.digest)
+        write_checked(self._settings.place.opened().objects, key, encoded.data)
         lengths = stored.lengths.cast(pa.uint64())
         places = pc.add(pc.subtract(pc.cumulative_sum(lengths), lengths), pa.scalar(BLOB_HEADER_BYTES, pa.uint64()))
         files = pa.repeat(pa.scalar(unit.blob_file, pa.uint32()), len(places))
@@ -603,7 +600,7 @@ def _in_key_order(values: UnitValues, small: Sequence[Stored]) -> Stored:
     pieces = pa.Array.from_buffers(
         pa.large_binary(), len(numbers), [None, offsets.buffers()[1], pa.py_buffer(data)]
     ).take(order)
-    moved = pieces.buffers()[2].to_pybytes()[: len(data)]
+    moved = memoryview(pieces.buffers()[2])[: len(data)]
     return Stored(numbers.take(order), moved, *(column.take(order) for column in columns))
 
 

@@ -2,6 +2,7 @@
 
     log: every frame, record and value   compaction: indexes, blob and data files   snapshots: each against the log
     manifest: its marks                  digest: of the newest state                replicas: every object of each
+    values: every file of a large one
 
 What one file can tell is checked as `engine.verify()` does (`engine/verify/store.py`). The states are computed another
 way on purpose: from the log alone, by Spark, and compared with what the engine wrote.
@@ -16,12 +17,15 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from tidelog.cold.planned_catalog import PlannedCatalog
 from tidelog.cold.verify import LOOKS
 from tidelog.engine.cold.manifest import Manifest
+from tidelog.engine.cold.value_store import stored_values
 from tidelog.engine.verify.describe import describe_key
 from tidelog.engine.verify.store import FIRST_LSN, EngineLog, about_engine
 from tidelog.findings import Finding
@@ -35,11 +39,14 @@ from tidelog.pipeline.jobs.engine.verify_lost import NeededValues, find_lost_val
 from tidelog.pipeline.jobs.engine.verify_replicas import ReplicaCheck, catalog_of, check_replicas
 from tidelog.pipeline.jobs.engine.verify_tasks import (
     CompactionCheck,
+    FileFound,
     FileWork,
     LogWork,
+    ValueFileWork,
     check_compaction,
     check_file,
     check_log,
+    check_value,
 )
 from tidelog.pipeline.jobs.job import (
     JobReport,
@@ -86,6 +93,7 @@ class EngineVerifyReport(JobReport, frozen=True, kw_only=True):
     records: int
     entries: int
     values: int
+    value_files: int = 0
     states: tuple[StateCheck, ...] = ()
     compaction: CompactionCheck | None = None
     replicas: tuple[ReplicaCheck, ...] = ()
@@ -110,6 +118,7 @@ def verify_engine(
         log = EngineLog(opened.metadata, opened.keys)
         look = _settled_look(spark, root.place, opened, log, on_progress)
         compared = list(_compare_digest(root, look, digest, own_digest))
+        large = _read_value_files(spark, root.place, opened, on_progress)
         copies = check_replicas(spark, root, opened, urls, on_progress)
     states, read = look.states, log.read()
     return EngineVerifyReport(
@@ -122,11 +131,17 @@ def verify_engine(
         records=sum(one.records for one in read),
         entries=sum(one.entries for one in read),
         values=sum(one.values for one in read),
+        value_files=sum(one.is_there for one in large),
         states=tuple(states.checks),
         compaction=look.compaction,
         replicas=copies.checks,
         reconciliations=tuple(states.reconciliations),
-        findings=(*look.findings, *(one for one in compared if isinstance(one, Finding)), *copies.findings),
+        findings=(
+            *look.findings,
+            *sorted(_told(large), key=str),
+            *(one for one in compared if isinstance(one, Finding)),
+            *copies.findings,
+        ),
         notes=(*states.notes, *(one for one in compared if isinstance(one, str)), *copies.notes),
     )
 
@@ -162,21 +177,20 @@ def _look_at(
     on_progress: OnProgress,
 ) -> _Look:
     log.look_at(manifest)
-    now = OpenedEngine(opened.objects, opened.metadata, log.catalog, opened.keys, manifest)
-    _read_log(spark, place, log, on_progress)
+    is_whole = log.seen is not None and not log.seen.findings
+    catalog = PlannedCatalog(log.descriptors, opened.keys, place.catalog) if is_whole else log.catalog
+    now = OpenedEngine(opened.objects, opened.metadata, catalog, opened.keys, manifest)
     sources = sources_of(now)
-    told = _read_named_files(spark, place, sources, on_progress)
-    compaction: CompactionCheck | None = None
-    if sources.compaction is not None:
-        on_progress(Progress("reading compacted data", 0, 1))
-        compaction = sound_compaction(SparkFlow(spark), place, sources.compaction)
-        if compaction is None:  # once more, row by row, to say what is wrong
-            compaction, found = check_compaction(spark, place, sources.compaction)
-            told += found
-        on_progress(Progress("reading compacted data", 1, 1))
     states = _States(spark, place, now)
-    for _ in counted_progress(states.run(sources), "comparing states with the log", len(sources.found), on_progress):
-        pass
+    with ThreadPoolExecutor(2, thread_name_prefix="tidelog-verify") as pool:  # none of them has to wait for another
+        checking = pool.submit(_check_compacted, spark, place, sources)
+        comparing = pool.submit(states.compare, sources)
+        _read_log(spark, place, log, on_progress)
+        for step, work in (("reading compacted data", checking), ("comparing states with the log", comparing)):
+            on_progress(Progress(step, 0, 1))
+            work.result()
+            on_progress(Progress(step, 1, 1))
+    compaction, told = checking.result()
     told += states.findings
     told = [*(list(log.findings()) or states.log_findings), *told]
     findings = tuple({str(one): one for one in told}.values())  # two checks may meet the same damage
@@ -193,17 +207,37 @@ def _read_log(spark: SparkSession, place: EngineLocation, log: EngineLog, on_pro
         on_progress(Progress("reading the log", done, total))
 
 
-def _read_named_files(
-    spark: SparkSession, place: EngineLocation, sources: Sources, on_progress: OnProgress
-) -> list[Finding]:
-    """Index files and those of snapshots: whether they have the bytes that their names tell."""
+def _check_compacted(
+    spark: SparkSession, place: EngineLocation, sources: Sources
+) -> tuple[CompactionCheck | None, list[Finding]]:
+    """Index files and those of snapshots, whether they have the bytes that their names tell; and compacted data."""
     parts = {part.key: part for source in sources.found for part in source.parts}
     if sources.compaction is not None:
         parts |= {part.key: part for part in sources.compaction.values}
     works = [FileWork(place=place, part=part) for _, part in sorted(parts.items())]
     results = run_on_workers(spark, check_file, works, items_per_task=_FILES_PER_TASK)
-    found = counted_progress(results, "reading index files", len(works), on_progress)
-    return sorted((finding for one in found for finding in one.findings), key=str)
+    told = sorted((finding for one in results for finding in one.findings), key=str)
+    if sources.compaction is None:
+        return None, told
+    compaction = sound_compaction(SparkFlow(spark), place, sources.compaction)
+    if compaction is None:  # once more, row by row, to say what is wrong
+        compaction, found = check_compaction(spark, place, sources.compaction)
+        told += found
+    return compaction, told
+
+
+def _read_value_files(
+    spark: SparkSession, place: EngineLocation, opened: OpenedEngine, on_progress: OnProgress
+) -> list[FileFound]:
+    """Files of large values: whether they have what their names tell. One that no version refers to is garbage."""
+    there = sorted(stored_values(opened.objects, opened.keys).items())
+    works = [ValueFileWork(place=place, name=name, size=size) for name, size in there]
+    results = run_on_workers(spark, check_value, works, items_per_task=_FILES_PER_TASK) if works else ()
+    return list(counted_progress(results, "reading value files", len(works), on_progress))
+
+
+def _told(found: Iterable[FileFound]) -> Iterator[Finding]:
+    return (finding for one in found for finding in one.findings)
 
 
 def _compare_digest(
@@ -245,6 +279,8 @@ class _States:
         self._manifest = opened.manifest
         self._about = about_engine(place.name)
         self._start_lsn = opened.catalog.start_offset()
+        self._known: dict[Source, ComputedState] = {}
+        """What is to be seen in sources that are right."""
         self.digest: str | None = None
         self.checks: list[StateCheck] = []
         self.findings: list[Finding] = []
@@ -253,8 +289,8 @@ class _States:
         self.reconciliations: list[Reconciliation] = []
         self.notes: list[str] = []
 
-    def run(self, sources: Sources) -> Iterator[Source]:
-        """Yields each source once it is compared."""
+    def compare(self, sources: Sources) -> None:
+        """All of them, and the newest state."""
         self.findings += self._unreadable(sources.unreadable)
         good: Source | None = None
         for source in sources.found:
@@ -262,7 +298,6 @@ class _States:
                 good = good or source
             elif self._is_right(source, self._usable(good)):
                 good = source
-            yield source
         state = self._newest(self._usable(good), () if sources.compaction is None else sources.compaction.values)
         if state is not None:
             self.digest = state.digest
@@ -287,6 +322,7 @@ class _States:
         findings = list(self._unreadable(state.damage)) or list(self._differences(source, base, state))
         self.findings += findings
         self.reconciliations += [] if findings else [_reconciliation(source, base, state)]
+        self._known[source] = state if base is None else _actual(state)
         self.checks.append(
             StateCheck(
                 key=source.key,
@@ -325,7 +361,9 @@ class _States:
             self.findings.append(self._about.finding("snapshot", None, reason))
             return None
         manifest = self._manifest
-        state = self._computed(good, None, manifest.high_water_lsn + 1, manifest.high_water_mark)
+        is_newest = (good.lsn, good.seq) == (manifest.high_water_lsn + 1, manifest.high_water_mark)
+        state = self._known.get(good) if is_newest else None
+        state = state or self._computed(good, None, manifest.high_water_lsn + 1, manifest.high_water_mark)
         self.log_findings += self._unreadable(state.damage)
         if not state.damage and self._start_lsn > FIRST_LSN:
             plan = plan_log(self._opened, self._place, good.lsn, manifest.high_water_lsn + 1)
@@ -340,6 +378,13 @@ class _States:
 
 def _same_rows(one: Source, other: Source) -> bool:
     return bool(one.parts) and (one.lsn, one.parts) == (other.lsn, other.parts)
+
+
+def _actual(state: ComputedState) -> ComputedState:
+    """The state that another one was compared with, by itself."""
+    return msgspec.structs.replace(
+        state, digest=state.actual_digest, things=state.actual_things, rows=state.actual_rows, counts={}, differences=()
+    )
 
 
 def _reconciliation(source: Source, base: Source | None, state: ComputedState) -> Reconciliation:

@@ -23,6 +23,7 @@ from tidelog.engine.verify.describe import describe_key
 from tidelog.engine.verify.store import about_engine
 from tidelog.errors import DataError, NotFoundError
 from tidelog.findings import Finding
+from tidelog.pipeline.flow import SparkFlow
 from tidelog.pipeline.jobs.engine.columns import (
     file_rows,
     going_rows,
@@ -33,15 +34,14 @@ from tidelog.pipeline.jobs.engine.columns import (
     whole_groups,
 )
 from tidelog.pipeline.jobs.engine.digest_tasks import START, RowItem, sorted_rows
-from tidelog.pipeline.jobs.engine.rows import TOLD_SCHEMA, LastOfEach, as_told, note_alive, rows_of, told_in
+from tidelog.pipeline.jobs.engine.rows import TOLD_SCHEMA, LastOfEach, as_told, note_alive, rows_of, told_by
 from tidelog.pipeline.location import EngineLocation
-from tidelog.pipeline.tasks import map_in_arrow, rows_of_items
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-_PART_BYTES = 8 << 20
+_PART_BYTES = 32 << 20
 _MAX_TASKS = 1024
 _MOST_NAMED = 5
 
@@ -182,10 +182,11 @@ def _found(
     values: Sequence[RowPart],
     needed: NeededValues,
 ) -> list[LostValues]:
-    rows = map_in_arrow(sorted_rows(spark, items, size), needed, NEEDED_SCHEMA)
+    flow = SparkFlow(spark)
+    rows = sorted_rows(flow, items, size).mapped(needed, NEEDED_SCHEMA)
     if values:
         parts = [ValuePart(place=place, part=part) for part in values]
-        rows = rows.union(rows_of_items(spark, value_batches, parts, NEEDED_SCHEMA))
+        rows = rows.joined_by(flow.source(value_batches, parts, NEEDED_SCHEMA))
     whole = size + sum(part.size for part in values)
-    together = rows.repartition(min(_MAX_TASKS, max(2, -(-whole // _PART_BYTES))), "position")
-    return told_in(map_in_arrow(together, LostFinder(), TOLD_SCHEMA), LostValues, "looking for values")
+    together = rows.grouped("position", min(_MAX_TASKS, max(2, -(-whole // _PART_BYTES))), ["position"])
+    return told_by(together.mapped(LostFinder(), TOLD_SCHEMA), LostValues)

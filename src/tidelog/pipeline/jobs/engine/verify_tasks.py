@@ -36,8 +36,16 @@ from tidelog.engine.sst.blob_file import (
 )
 from tidelog.engine.sst.sorted_index import BlobFileInfo, Compaction
 from tidelog.engine.sst.sstable import RowPart, SSTable
+from tidelog.engine.sst.value_file import ValueName
 from tidelog.engine.verify.describe import describe_key
-from tidelog.engine.verify.store import LogObject, about_engine, check_log_object, check_named_file, content_digest
+from tidelog.engine.verify.store import (
+    LogObject,
+    about_engine,
+    check_log_object,
+    check_named_file,
+    check_stored_value,
+    content_digest,
+)
 from tidelog.engine.wal.value import decode_value
 from tidelog.errors import DataError, NotFoundError
 from tidelog.findings import Finding
@@ -82,12 +90,30 @@ class FileFound(msgspec.Struct, frozen=True, kw_only=True):
     """What is wrong with such a file."""
 
     findings: tuple[Finding, ...] = ()
+    is_there: bool = True
 
 
 def check_file(work: FileWork) -> FileFound:
     """Reads all of it, and compares it with its name."""
     objects, keys = work.place.opened().objects, work.place.keys
     return FileFound(findings=tuple(check_named_file(objects, keys, work.part)))
+
+
+class ValueFileWork(msgspec.Struct, frozen=True, kw_only=True):
+    """A value file: what its name says, and its bytes."""
+
+    place: EngineLocation
+    name: ValueName
+    size: int
+
+
+def check_value(work: ValueFileWork) -> FileFound:
+    """Reads all of it; one that is gone meanwhile is nobody's any more."""
+    try:
+        found = check_stored_value(work.place.opened().objects, work.place.keys, work.name, work.size)
+    except NotFoundError:
+        return FileFound(is_there=False)
+    return FileFound(findings=() if found is None else (found,))
 
 
 # A replica and the engine's store: the same files in both, byte for byte, whatever metadata says of them. A file that

@@ -1,5 +1,6 @@
-// The public HTTP API, and nothing else. A token is asked for when the server wants one, and lives as long as the tab.
+// The public HTTP API of this node, and nothing else: what another node of a cluster has, this one asks it for. A token is asked for when the server wants one, and lives as long as the tab.
 
+const STAY = { "x-tidelog-redirect": "no" }; // the policy of the page allows requests to this node only
 const TOKEN = "tidelog-token";
 let asking = null;
 let askToken = async () => null;
@@ -14,9 +15,12 @@ export const forgetToken = () => sessionStorage.removeItem(TOKEN);
 
 /** What the server said when it refused: `error` is the class, `hint` the fix. */
 export class Problem extends Error {
-  constructor(status, document) {
+  constructor(status, document, headers = new Headers()) {
     super(document.detail || document.title || `the server answered ${status}`);
     this.status = status;
+    this.node = headers.get("x-tidelog-node") || "";
+    const at = headers.get("x-tidelog-location");
+    this.place = at ? new URL(`/${window.location.hash}`, at).href : ""; // the same page at the node that serves it
     this.error = document.error || "";
     const hint = document.command_hint || document.hint || "";
     this.hint = /^(GET|POST|PUT|PATCH|DELETE) /.test(hint) ? "" : hint; // who sees a page makes no requests
@@ -47,7 +51,7 @@ async function open(method, path, { query, body, signal, accept = "application/j
   for (;;) {
     let response;
     try {
-      const headers = withToken(body === undefined ? { accept } : { accept, "content-type": "application/json" });
+      const headers = withToken(body === undefined ? { accept, ...STAY } : { accept, ...STAY, "content-type": "application/json" });
       const content = body === undefined ? undefined : JSON.stringify(body);
       response = await fetch(address(path, query), { method, headers, body: content, signal, cache: "no-store" });
     } catch (error) {
@@ -61,7 +65,7 @@ async function open(method, path, { query, body, signal, accept = "application/j
     } catch {
       // A proxy may answer otherwise than the server does.
     }
-    const problem = new Problem(response.status, document);
+    const problem = new Problem(response.status, document, response.headers);
     if (response.status !== 401 || !(await needToken(problem.message))) throw problem;
   }
 }

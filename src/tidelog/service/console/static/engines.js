@@ -19,9 +19,11 @@ export async function engines(context, name) {
   const { main, signal } = context;
   document.title = "Engines – tidelog";
   const list = h("div");
+  const others = h("p", { class: "muted" });
   const table = sortedTable({
     caption: "Engines",
     sort: "name",
+    empty: "This node serves none.",
     onselect: (row) => {
       location.hash = engineLink(row.name);
     },
@@ -38,9 +40,11 @@ export async function engines(context, name) {
   await context.every(REFRESH_SECONDS, async () => {
     const found = await get("/v1/engines", {}, signal);
     context.worked();
-    if (!found.engines.length) fill(list, empty("No engines are served", "Start the server with --engine NAME=DIR to see its marks and its state as of any seq."));
+    const elsewhere = found.elsewhere || [];
+    if (!found.engines.length && !elsewhere.length) fill(list, empty("No engines are served", "Start the server with --engine NAME=DIR, or add one to a cluster, to see its marks and its state as of any seq."));
     else {
-      if (!list.contains(table.element)) fill(list, legend(), table.element);
+      if (!list.contains(table.element)) fill(list, legend(), table.element, others);
+      fill(others, elsewhere.length > 0 && [`${counted(elsewhere.length, "engine")} on other nodes: `, elsewhere.map((one, at) => [at > 0 && ", ", h("a", { href: engineLink(one.name) }, one.name), ` (${one.node ?? "nobody serves it"})`])]);
       table.update(found.engines);
     }
   });

@@ -4,6 +4,7 @@
 // `context.every` ends when the reader goes elsewhere, and pauses while the tab is hidden.
 
 import { forgetToken, get, hasToken, onTokenNeeded } from "./api.js";
+import { cluster } from "./cluster.js";
 import { button, field, fill, h, select } from "./dom.js";
 import { engines } from "./engines.js";
 import { groups } from "./groups.js";
@@ -18,12 +19,13 @@ const PAGES = [
   ["groups", "Groups", groups],
   ["engines", "Engines", engines],
   ["upkeep", "Upkeep", work],
+  ["cluster", "Cluster", cluster],
 ];
 const KEYS = [
   ["/", "go to the filter of the page"],
   ["j, k", "next and previous row"],
   ["Enter", "open the row"],
-  ["g t, g g, g e, g u", "topics, groups, engines, upkeep"],
+  ["g t, g g, g e, g u, g c", "topics, groups, engines, upkeep, cluster"],
   ["r", "refresh now"],
   ["Esc", "leave a field, close a dialog or a row"],
   ["?", "this list"],
@@ -200,7 +202,7 @@ document.addEventListener("keydown", (event) => {
   if (typing || document.querySelector("dialog")) return;
   if (waitsForPage) {
     waitsForPage = false;
-    const page = { t: "", g: "groups", e: "engines", u: "upkeep" }[event.key];
+    const page = { t: "", g: "groups", e: "engines", u: "upkeep", c: "cluster" }[event.key];
     if (page !== undefined) location.hash = `#/${page}`;
     return;
   }

@@ -28,6 +28,15 @@ export function standing(topic) {
   };
 }
 
+/** In a cluster: whether other nodes serve some of its partitions. What this page measures is of this node. */
+const isElsewhere = (topic) => Boolean(topic.nodes);
+
+function ownersOf(topic, server) {
+  const served = Object.entries(topic.nodes).sort();
+  const missing = topic.partitions - served.reduce((sum, [, number]) => sum + number, 0);
+  return h("a", { href: "#/cluster", title: `this is node ${server.node}` }, served.map(([node, number]) => `${node} ${number}`).join(", "), missing > 0 && ` nobody ${missing}`);
+}
+
 export const topicLink = (name, ...rest) => `#/topics/${[...name.split("/"), ...rest].map(encodeURIComponent).join("/")}`;
 
 /** Several partitions as one strip, as if their messages were one after the other in each tier. */
@@ -140,12 +149,12 @@ function columns(server) {
   const stand = (row, pick, or) => (row.stand ? pick(row.stand) : or);
   return [
     { key: "name", label: "Topic", value: (row) => row.name, class: "name", cell: (row) => [h("a", { href: topicLink(row.name) }, row.name), row.partitions > 1 && h("span", { class: "muted small" }, ` ${row.partitions} partitions`)] },
-    { key: "strip", label: "Where it is", class: "where", cell: (row) => (row.stand ? strip(joined(row.open_partitions), server.has_store, { small: true }) : button("Open", row.open, { kind: "quiet", title: "Not open since the server started. Opening reads its catalog and no messages." })) },
+    { key: "strip", label: "Where it is", class: "where", cell: (row) => (row.stand ? strip(joined(row.open_partitions), server.has_store, { small: true }) : isElsewhere(row) ? h("span", { class: "muted" }, "on other nodes") : button("Open", row.open, { kind: "quiet", title: "Not open since the server started. Opening reads its catalog and no messages." })) },
     { key: "messages", label: "Messages", number: true, value: (row) => stand(row, (one) => one.messages, -1), cell: (row) => stand(row, (one) => count(one.messages), "–") },
     { key: "rate", label: "Rate", number: true, value: (row) => row.rate ?? -1, cell: (row) => rate(row.rate) },
     { key: "lag", label: "Largest lag", number: true, value: (row) => row.lag?.most ?? -1, cell: (row) => (row.lag?.count ? h("a", { href: topicLink(row.name, "subscriptions") }, count(row.lag.most)) : "–") },
     { key: "lost", label: "On this disk only", number: true, value: (row) => stand(row, (one) => one.unshipped, -1), cell: (row) => stand(row, (one) => (one.unshipped ? h("span", { class: server.has_store ? "warn" : null, title: bytes(one.unshippedBytes) }, count(one.unshipped)) : "0"), "–") },
-    { key: "owner", label: "Owner", value: (row) => stand(row, (one) => Math.max(...one.epochs), -1), cell: (row) => stand(row, (one) => h("span", { title: `node ${server.node}` }, one.epochs[0] ? `this node, epoch ${one.epochs.join(", ")}` : "this node"), "–") },
+    { key: "owner", label: "Owner", value: (row) => stand(row, (one) => Math.max(...one.epochs), -1), cell: (row) => isElsewhere(row) ? ownersOf(row, server) : stand(row, (one) => h("span", { title: `node ${server.node}` }, one.epochs[0] ? `this node, epoch ${one.epochs.join(", ")}` : "this node"), "–") },
   ];
 }
 
@@ -154,12 +163,13 @@ function restorePoint(server, topics, openTopics) {
   const opened = stands.filter(([, one]) => one);
   const sum = (pick) => opened.reduce((total, [, one]) => total + pick(one), 0);
   const unshipped = sum((one) => one.unshipped);
-  const closed = stands.filter(([topic, one]) => !one || !one.isComplete).map(([topic]) => topic.name);
+  const elsewhere = topics.some(isElsewhere);
+  const closed = stands.filter(([topic, one]) => !isElsewhere(topic) && (!one || !one.isComplete)).map(([topic]) => topic.name);
   const behind = opened.filter(([, one]) => one.unshipped > 0);
   const oldest = Math.max(0, ...behind.map(([, one]) => one.seconds));
   const into = opened.map(([one]) => rateOf(`next ${one.name}`)).filter((one) => one !== null);
   const card = (title, value, note, kind = "") => h("div", { class: `card ${kind}` }, h("h2", {}, title), h("div", { class: "value" }, value), h("div", { class: "note" }, note));
-  const rest = closed.length > 0 && h("div", { class: "note" }, `${counted(closed.length, "topic")} not open yet, so not counted. `, closed.length <= 100 && button(closed.length === 1 ? "Open it" : "Open them", () => openTopics(closed), { kind: "link" }));
+  const rest = elsewhere ? h("div", { class: "note" }, "Partitions of other nodes are not counted here. ", h("a", { href: "#/cluster" }, "The whole cluster")) : closed.length > 0 && h("div", { class: "note" }, `${counted(closed.length, "topic")} not open yet, so not counted. `, closed.length <= 100 && button(closed.length === 1 ? "Open it" : "Open them", () => openTopics(closed), { kind: "link" }));
   let first;
   if (!server.has_store) {
     first = card("If this disk died now", topics.length ? "everything would be lost" : "nothing to lose yet", ["There is no object store: ", bytes(sum((one) => one.hotBytes)), " are on this disk only. Serve with --store URL to keep history elsewhere.", rest], topics.length ? "bad wide" : "wide");

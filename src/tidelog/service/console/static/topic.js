@@ -85,6 +85,7 @@ export async function topic(context, namespace, ...rest) {
     const sum = (pick) => parts.reduce((total, one) => total + pick(one), 0);
     const unshipped = sum((one) => Math.max(0, one.next_offset - Math.max(one.start_offset, one.shipped_offset)));
     const fact = (label, value, kind = "") => h("div", { class: kind }, h("dt", {}, label), h("dd", {}, value));
+    const isElsewhere = parts.some((one) => one.node);
     const shown = parts.slice(0, STRIPS);
     fill(
       where,
@@ -96,11 +97,11 @@ export async function topic(context, namespace, ...rest) {
       facts,
       fact("Messages", count(sum((one) => one.next_offset - one.start_offset))),
       fact("Rate", rate(rateOf(`next ${name}`))),
-      fact("On this disk", bytes(sum((one) => one.hot_bytes))),
+      fact(isElsewhere ? "On the disks of its nodes" : "On this disk", bytes(sum((one) => one.hot_bytes))),
       server.has_store
-        ? fact("Lost if this disk died now", unshipped ? `${counted(unshipped, "message")}, ${bytes(sum((one) => one.unshipped_bytes ?? 0))}, ${duration(Math.max(...parts.map((one) => one.unshipped_seconds ?? 0)))}` : "nothing", unshipped ? "warn" : "good")
+        ? fact(isElsewhere ? "Lost if those disks died now" : "Lost if this disk died now", unshipped ? `${counted(unshipped, "message")}, ${bytes(sum((one) => one.unshipped_bytes ?? 0))}, ${duration(Math.max(...parts.map((one) => one.unshipped_seconds ?? 0)))}` : "nothing", unshipped ? "warn" : "good")
         : fact("Lost if this disk died now", "everything: there is no object store", "warn"),
-      fact("Owner", `this node${parts[0].epoch ? `, epoch ${[...new Set(parts.map((one) => one.epoch))].join(", ")}` : ""}`),
+      fact("Owner", ownersOf(parts)),
     );
   }
 
@@ -129,6 +130,15 @@ export async function topic(context, namespace, ...rest) {
   context.every(REFRESH_SECONDS, refresh);
 }
 
+/** Who serves a partition: this node where no other is named. */
+const nodeOf = (one) => (one.node === "" ? "nobody" : one.node || "this node");
+
+function ownersOf(parts) {
+  const epochs = [...new Set(parts.map((one) => one.epoch))].filter((one) => one > 0);
+  const nodes = [...new Set(parts.map(nodeOf))].join(", ");
+  return epochs.length && epochs.length <= 3 ? `${nodes}, epoch ${epochs.join(", ")}` : nodes;
+}
+
 function partitionsPart(name, description, server) {
   const columns = [
     { key: "partition", label: "Partition", number: true, value: (row) => row.partition },
@@ -140,7 +150,8 @@ function partitionsPart(name, description, server) {
     { key: "next", label: "Next", number: true, value: (row) => row.next_offset, cell: (row) => count(row.next_offset) },
     { key: "bytes", label: "Disk", number: true, value: (row) => row.hot_bytes, cell: (row) => bytes(row.hot_bytes) },
     { key: "age", label: "Not shipped for", number: true, value: (row) => row.unshipped_seconds ?? -1, cell: (row) => (row.unshipped_bytes ? duration(row.unshipped_seconds) : "–") },
-    { key: "epoch", label: "Epoch", number: true, value: (row) => row.epoch, cell: (row) => row.epoch || "–" },
+    { key: "epoch", label: "Epoch", number: true, value: (row) => row.epoch, cell: (row) => (row.epoch > 0 ? row.epoch : "–") },
+    ...(description.is_placed ? [{ key: "node", label: "Owner", value: nodeOf }] : []),
   ];
   const table = sortedTable({ caption: "Partitions", sort: "partition", columns });
   const line = h("div");

@@ -25,7 +25,7 @@ export function notice(kind, ...children) {
 }
 
 export function problemNotice(error) {
-  return notice("bad", h("strong", {}, error.message), error.hint && h("div", { class: "hint" }, error.hint));
+  return notice("bad", h("strong", {}, error.message), error.place ? h("div", {}, h("a", { href: error.place }, `Open this page at ${error.node}`)) : error.hint && h("div", { class: "hint" }, error.hint));
 }
 
 /** What a page shows where there is nothing. */
@@ -104,8 +104,8 @@ function keepingFocus(body, draw) {
  * A table whose columns sort. A column: `{key, label, value(row), cell(row), number}`. The first column
  * names its rows: by it the focus survives a refresh.
  */
-export function sortedTable({ columns, caption, sort, onselect = null, empty: whenEmpty = null }) {
-  const state = { key: sort || columns[0].key, down: false, rows: [] };
+export function sortedTable({ columns, caption, sort, descending = false, onselect = null, empty: whenEmpty = null }) {
+  const state = { key: sort || columns[0].key, down: descending, rows: [] };
   const body = h("tbody");
   const heads = columns.map((column) => {
     const cell = h("th", { scope: "col", class: column.number ? "number" : null });

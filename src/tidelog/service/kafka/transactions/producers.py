@@ -189,6 +189,11 @@ class PartitionProducers:
             return False
         return epoch < known.epoch or (known.ended > 0 and not is_after(number, known.ended))
 
+    def last_ended(self, producer_id: int) -> int:
+        """The number of the last transaction of the producer that ended here; 0: none is known."""
+        known = self._producers.get(producer_id)
+        return 0 if known is None else known.ended
+
     def is_open(self, producer_id: int) -> bool:
         """Whether a transaction of the producer is open here."""
         return self._transactions.is_open(producer_id)

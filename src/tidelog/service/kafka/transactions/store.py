@@ -18,7 +18,7 @@ Invariants
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -102,6 +102,11 @@ class TransactionStore:
         """What is durable of a transactional id, whoever coordinates it."""
         entry = self._metadata.get(transaction_key(transactional_id, self._root))
         return None if entry is None else _decoded(entry)
+
+    def find(self, producer_ids: Collection[int]) -> dict[int, TransactionRecord]:
+        """What is durable of the transactions of producers, whoever coordinates them. It reads all records."""
+        found = map(_decoded, self._metadata.range(transactions_prefix(self._root)))
+        return {one.producer_id: one for one in found if one is not None and one.producer_id in producer_ids}
 
     def write(self, persists: Sequence[Persist]) -> list[Superseded]:
         """Makes the records durable, one for each transactional id; returns those that were not, and never will be.

@@ -1,0 +1,216 @@
+"""Rows on their way between tasks: many of them in one cell, so that Spark moves pieces and not rows.
+
+    batches -> packed -> pieces                                          what a later step reads again
+    batches -> Divided("part", 8) -> (task, piece) -> Spark's shuffle -> Gathered(["key"]) -> batches in order
+
+A row that goes through Spark by itself is converted four times (Arrow to row, row to shuffle, sorted, row to Arrow). A
+piece is copied, and the rows in it are divided and sorted where they are made and used.
+
+Invariants
+- A piece is an Arrow stream of the rows of one task, of about `_PIECE_BYTES` unless a single row is larger.
+- `Gathered` gives all rows of a task in order: numbers by value, bytes as unsigned, null last. Equal ones are in any
+  order, as the pieces of a shuffle are.
+- A task holds about `_DIVIDED_BYTES` of rows that it divides and `_RUN_BYTES` of rows that it sorts. Beyond it, sorted
+  runs wait in files of the machine's temporary directory, which have no name and end with the task.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, pairwise
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PIECE_SCHEMA = "piece binary"
+TASK_SCHEMA = "task int, piece binary"
+_PIECE_BYTES = 2 << 20
+_DIVIDED_BYTES = 16 << 20
+_RUN_BYTES = 192 << 20
+_BATCH_ROWS = 32768
+# Of a run in a file: all runs have a batch in memory while they are merged.
+_RUN_BATCH_ROWS = 4096
+
+
+def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows as pieces, as batches of `PIECE_SCHEMA`."""
+    import pyarrow as pa
+
+    for table in _tables(batches, _PIECE_BYTES):
+        for piece in _pieces(table):
+            yield pa.RecordBatch.from_arrays([_cell(piece)], names=["piece"])
+
+
+def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of pieces."""
+    for piece in _pieces_in(batches):
+        yield from piece.to_batches()
+
+
+class Divided:
+    """Rows as pieces for tasks by a number of theirs, as batches of `TASK_SCHEMA`."""
+
+    def __init__(self, by: str, tasks: int) -> None:
+        self._by = by
+        self._tasks = tasks
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for table in _tables(batches, _DIVIDED_BYTES):
+            for task, rows in self._by_task(table):
+                for piece in _pieces(rows):
+                    columns = [pa.array([task], pa.int32()), _cell(piece)]
+                    yield pa.RecordBatch.from_arrays(columns, names=["task", "piece"])
+
+    def _by_task(self, table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+        import pyarrow.compute as pc
+
+        if self._tasks == 1:
+            yield 0, table
+            return
+        whole = table.combine_chunks()
+        tasks = remainders(whole.column(self._by).combine_chunks(), self._tasks)
+        order = pc.sort_indices(tasks)
+        rows, runs, first = whole.take(order), pc.run_end_encode(tasks.take(order)), 0
+        for task, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            yield task, rows.slice(first, end - first)
+            first = end
+
+
+def remainders(numbers: pa.Array, divisor: int) -> pa.Array:
+    """Numbers modulo another one, none of them negative."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    wide = numbers.cast(pa.int64())
+    by = pa.scalar(divisor, pa.int64())
+    rest = pc.subtract(wide, pc.multiply(pc.divide(wide, by), by))
+    return pc.if_else(pc.less(rest, 0), pc.add(rest, by), rest).cast(pa.int32())
+
+
+class Gathered:
+    """All rows of the pieces of a task, in the order of some columns."""
+
+    def __init__(self, order: Sequence[str], run_bytes: int = _RUN_BYTES) -> None:
+        self._order = [(name, "ascending") for name in order]
+        self._run_bytes = run_bytes
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        runs, held, held_bytes = list[Iterator["pa.RecordBatch"]](), list["pa.Table"](), 0
+        for piece in _pieces_in(batches):
+            held.append(piece)
+            held_bytes += piece.nbytes
+            if held_bytes >= self._run_bytes:
+                runs.append(_in_file(self._sorted(held)))
+                held, held_bytes = [], 0
+        if runs:
+            rest = self._sorted(held).to_batches(max_chunksize=_RUN_BATCH_ROWS) if held else []
+            yield from self._merged([*runs, iter(rest)])
+        elif held:
+            yield from self._sorted(held).to_batches(max_chunksize=_BATCH_ROWS)
+
+    def _sorted(self, pieces: Sequence[pa.Table]) -> pa.Table:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        whole = pa.concat_tables(pieces).combine_chunks()
+        return whole.take(pc.sort_indices(whole, sort_keys=self._order))
+
+    def _merged(self, runs: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        """Sorted runs as one. What is known of all of them is sorted together; it is final up to the first row behind
+        which a run has more that is not known yet."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        waiting: pa.Table | None = None
+        heads = {number: next(run, None) for number, run in enumerate(runs)}
+        unknown = {number for number, head in heads.items() if head is not None}
+        while True:
+            known = [_marked(head, number) for number, head in heads.items() if head is not None]
+            whole = pa.concat_tables([one for one in (waiting, *known) if one is not None]).combine_chunks()
+            whole = whole.take(pc.sort_indices(whole, sort_keys=self._order))
+            lasts = whole.column("run").combine_chunks()
+            final, run = min(
+                ((pc.index(lasts, number).as_py(), number) for number in unknown), default=(whole.num_rows - 1, -1)
+            )
+            yield from whole.slice(0, final + 1).drop_columns(["run"]).to_batches()
+            waiting = whole.slice(final + 1)
+            if run < 0:
+                return
+            heads = {run: next(runs[run], None)}
+            if heads[run] is None:
+                unknown.discard(run)
+
+
+def _marked(head: pa.RecordBatch, number: int) -> pa.Table:
+    """Rows of a run; the last of them has its number, the others -1."""
+    import pyarrow as pa
+
+    marks = pa.array([*([-1] * (head.num_rows - 1)), number], pa.int32())
+    return pa.Table.from_batches([head]).append_column("run", marks)
+
+
+def _in_file(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    """The same rows, which are in a file from now on."""
+    import pyarrow as pa
+
+    directory = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None
+    file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115  it is closed behind its last batch
+    with pa.ipc.new_stream(file, rows.schema) as writer:
+        writer.write_table(rows, max_chunksize=_RUN_BATCH_ROWS)
+    return _read_from(file)
+
+
+def _read_from(file: IO[bytes]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    with file:
+        file.seek(0)
+        yield from pa.ipc.open_stream(file)
+
+
+def _tables(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Table]:
+    """Rows in tables of about this size; the last one may be smaller."""
+    import pyarrow as pa
+
+    held, held_bytes = list["pa.RecordBatch"](), 0
+    for batch in chain(batches, [None]):
+        if batch is not None and batch.num_rows:
+            held.append(batch)
+            held_bytes += batch.nbytes
+        if held and (batch is None or held_bytes >= size):
+            yield pa.Table.from_batches(held)
+            held, held_bytes = [], 0
+
+
+def _pieces(table: pa.Table) -> Iterator[pa.Buffer]:
+    """A table as streams of bytes."""
+    import pyarrow as pa
+
+    count = min(table.num_rows, -(-table.nbytes // _PIECE_BYTES)) or 1
+    cuts = [table.num_rows * number // count for number in range(count + 1)]
+    for first, end in pairwise(cuts):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table.slice(first, end - first).combine_chunks())
+        yield sink.getvalue()
+
+
+def _cell(piece: pa.Buffer) -> pa.Array:
+    """A column of one row, without a copy."""
+    import pyarrow as pa
+
+    ends = pa.array([0, piece.size], pa.int32()).buffers()[1]
+    return pa.Array.from_buffers(pa.binary(), 1, [None, ends, piece])
+
+
+def _pieces_in(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    import pyarrow as pa
+
+    for batch in batches:
+        for piece in batch.column("piece"):
+            yield pa.ipc.open_stream(piece.as_buffer()).read_all()
