@@ -158,6 +158,7 @@ TABLE = [
         needs="java",
         minutes=5,
     ),
+    Benchmark("topic_pipeline", SPARK, {"megabytes": 256}, {"megabytes": 4}, needs="java", minutes=5),
     Benchmark("spark", SPARK, {"megabytes": 256}, {"megabytes": 1}, needs="java", minutes=5),
     Benchmark("spark_kafka", SPARK, {"megabytes": 300}, {"megabytes": 4}, needs="java", minutes=5),
     Benchmark("spark_start", SPARK, needs="java", minutes=5),
