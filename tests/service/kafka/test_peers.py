@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
+import threading
+from asyncio.trsock import TransportSocket
 from pathlib import Path
 
 import pytest
+from tests.service.auth.certificates import Authority
 from tests.service.installation import run
 from tests.service.kafka.secured import secured
 
+from tidelog.config.serve import ServeSettings
 from tidelog.errors import ServerUnavailableError
 from tidelog.service.auth.security import Security
 from tidelog.service.kafka.codec import wire
@@ -66,3 +72,48 @@ def test_a_node_proves_itself_with_the_secret_of_the_installation(tmp_path: Path
                 await peers.close()
 
     run(work())
+
+
+class _Watched(Peers):
+    """Remembers the connections that it opens."""
+
+    def __init__(self, security: Security) -> None:
+        super().__init__(security, answer_seconds=0.5)
+        self.sockets: list[TransportSocket] = []
+
+    async def _connect(self, address: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        connection = await super()._connect(address)
+        self.sockets.append(connection[1].get_extra_info("socket"))
+        return connection
+
+
+def test_connection_over_tls_ends_without_the_other_side(tmp_path: Path) -> None:
+    """A node that hangs does not keep the connection open until the handshake of its end has timed out."""
+    files = Authority(tmp_path).signed("node", "node")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.cert, files.key)
+    listener, is_over = socket.create_server(("127.0.0.1", 0)), threading.Event()
+
+    def hang() -> None:
+        accepted, _ = listener.accept()
+        with context.wrap_socket(accepted, server_side=True):
+            is_over.wait(60)
+
+    async def work() -> None:
+        peers = _Watched(Security(ServeSettings(tls_cert=files.cert, tls_key=files.key)))
+        address = NodeAddress("other", 2, Address(*listener.getsockname()), "")
+        with pytest.raises(ServerUnavailableError):
+            await peers.call(address, METADATA, 9, wire(METADATA).MetadataRequest())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert [one.fileno() for one in peers.sockets] == [-1]
+        await peers.close()
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    with listener:
+        try:
+            run(work())
+        finally:
+            is_over.set()
+            thread.join(60)

@@ -4,6 +4,7 @@ Invariants
 - A request is sent once. When its answer does not come, its outcome is unknown: whoever asked decides what may be
   repeated.
 - A connection carries one request at a time, and is closed after an error: an answer never goes to another question.
+  It is closed without TLS's own farewell, which would wait for a node that hangs.
 - Where authentication is on, a node proves itself with the secret of the installation, which is in its metadata store.
   Whoever can read that could change everything there as well.
 """
@@ -91,7 +92,7 @@ class Peers:
         free = self._free.setdefault(address, [])
         connection = free.pop() if free else None
         if connection is not None and (connection[0].at_eof() or connection[1].is_closing()):
-            connection[1].close()
+            connection[1].transport.abort()
             connection = None
         if connection is None:
             async with asyncio.timeout(_CONNECT_SECONDS):
@@ -99,10 +100,10 @@ class Peers:
         try:
             answer = await self._exchange(connection, api_key, version, request)
         except BaseException:
-            connection[1].close()
+            connection[1].transport.abort()
             raise
         if self._is_closed:
-            connection[1].close()
+            connection[1].transport.abort()
         else:
             free.append(connection)
         return answer
@@ -114,7 +115,7 @@ class Peers:
             if self._security.is_required:
                 await self._authenticate(connection)
         except BaseException:
-            connection[1].close()
+            connection[1].transport.abort()
             raise
         return connection
 
@@ -145,7 +146,7 @@ class Peers:
         self._is_closed = True
         for connections in self._free.values():
             for _, writer in connections:
-                writer.close()
+                writer.transport.abort()
         self._free.clear()
 
 
