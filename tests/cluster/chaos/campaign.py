@@ -84,6 +84,7 @@ class Campaign:
         unstable = self._unstable()
         for topic, count in PARTITIONS.items():
             self.recorder.add(*final(self._machines.bootstrap, topic, count, unstable))
+        self._machines.keep_logs(self._directory)
         said = self._machines.said("Traceback", "Fatal Python error")
         fatal = [*nemesis.unexpected, *(line for one in self._workloads for line in one.fatal)]
         fatal += [f"{name}: {line}" for name, lines in said.items() for line in lines]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -276,6 +277,11 @@ class Machines:
         """Whether every node is a member and every partition has one."""
         status = self.operations.status()
         return bool(status.nodes == len(NODES) and status.unassigned == 0)
+
+    def keep_logs(self, directory: Path) -> None:
+        """Copies what the nodes said to where the report is."""
+        for machine in self.nodes.values():
+            shutil.copy(machine.log, directory)
 
     def said(self, *words: str) -> dict[str, list[str]]:
         """The lines of each node's log that have one of these words."""

@@ -36,7 +36,14 @@ COMPLETE_COMMIT, COMPLETE_ABORT, EMPTY = (
 )
 
 
-def recorded(state: TransactionState, number: int, epoch: int = EPOCH, *partitions: tuple[str, int]) -> Any:
+def recorded(
+    state: TransactionState,
+    number: int,
+    epoch: int = EPOCH,
+    *partitions: tuple[str, int],
+    last: tuple[str, int] = ELSEWHERE,
+    last_is_commit: bool = False,
+) -> Any:
     return TransactionRecord(
         transactional_id="t",
         producer_id=PRODUCER,
@@ -45,6 +52,8 @@ def recorded(state: TransactionState, number: int, epoch: int = EPOCH, *partitio
         state=state,
         number=number,
         partitions=frozenset(partitions),
+        last_partitions=frozenset((last,)),
+        last_is_commit=last_is_commit,
     )
 
 
@@ -56,6 +65,11 @@ def recorded(state: TransactionState, number: int, epoch: int = EPOCH, *partitio
         (recorded(PREPARE_COMMIT, 5, EPOCH, HERE), 4),
         (recorded(PREPARE_ABORT, 5, EPOCH, HERE), 2),
         (recorded(PREPARE_ABORT, 5, EPOCH + 1, HERE), 4),  # it took too long: aborted under the next epoch
+        (recorded(ONGOING, 5, EPOCH, HERE, last=HERE), 4),  # the end of the one before is here
+        (recorded(ONGOING, 1, EPOCH, HERE, last=HERE), MAX_NUMBER),
+        (recorded(ONGOING, 5, EPOCH, HERE), 2),  # the one before was elsewhere: it is open here, or an earlier one
+        (recorded(ONGOING, 5, EPOCH, HERE, last=HERE), 0),  # nothing is known of an end here
+        (recorded(PREPARE_ABORT, 5, EPOCH + 1, HERE, last=HERE), 3),
     ],
 )
 def test_open_and_ending_transactions_are_left_alone(record: TransactionRecord, ended: int) -> None:
@@ -80,6 +94,12 @@ def test_open_and_ending_transactions_are_left_alone(record: TransactionRecord, 
         (recorded(PREPARE_COMMIT, 6, EPOCH, ELSEWHERE), 4, False, 5),
         (recorded(ONGOING, 6, EPOCH + 1, HERE), 4, False, 5),
         (recorded(PREPARE_COMMIT, 6, EPOCH + 1, HERE), 4, False, 5),  # its marker would commit what is open here
+        # The next transaction of the producer had begun here before the node died, and its messages are lost.
+        (recorded(ONGOING, 6, EPOCH, HERE, last=HERE), 4, False, 5),
+        (recorded(PREPARE_COMMIT, 6, EPOCH, HERE, last=HERE), 4, False, 5),
+        (recorded(ONGOING, 6, EPOCH, HERE, last=HERE, last_is_commit=True), 4, True, 5),
+        (recorded(ONGOING, 6, EPOCH, HERE, last=HERE, last_is_commit=True), 3, False, 5),  # 4 may be meant
+        (recorded(ONGOING, 1, EPOCH, HERE, last=HERE), MAX_NUMBER - 1, False, MAX_NUMBER),
     ],
 )
 def test_what_has_ended_is_ended_here(
@@ -119,7 +139,7 @@ def test_lost_ends_are_written_again_as_they_were_decided(tmp_path: Path, caplog
     caplog.set_level(logging.WARNING, "tidelog.kafka")
 
     async def work() -> None:
-        async with installed(tmp_path, 3) as nodes:
+        async with installed(tmp_path, 4) as nodes:
             await nodes.create(ORDERS, 1, {"ship_interval_seconds": 3600})
             await nodes.give_slots(2)
             addresses = [f"{host}:{port}" for host, port in (one.kafka for one in nodes.addresses.values())]
@@ -150,10 +170,20 @@ def test_lost_ends_are_written_again_as_they_were_decided(tmp_path: Path, caplog
             await owner_dies(nodes, 3)
             await send(b"after", producer.commit_transaction, False)
             assert await asyncio.to_thread(committed, addresses[2], 2) == [b"committed", b"after"]
+            await send(b"aborted, too", producer.abort_transaction, True)
+            producer.begin_transaction()
+            producer.produce("shop.orders", b"lost", partition=0)
+            assert await asyncio.to_thread(producer.flush, WAIT_SECONDS) == 0
+            await owner_dies(nodes, 4)  # committing what was lost does not decide about the one before
+            await asyncio.to_thread(producer.commit_transaction, WAIT_SECONDS)
+            other = Producer({"bootstrap.servers": addresses[3]})
+            other.produce("shop.orders", b"at last", partition=0)
+            assert await asyncio.to_thread(other.flush, WAIT_SECONDS) == 0
+            assert await asyncio.to_thread(committed, addresses[3], 3) == [b"committed", b"after", b"at last"]
 
     run(work())
     lost = [record.getMessage() for record in caplog.records if "the end of a transaction was lost" in record.message]
-    assert [line.split()[-2] for line in lost] == ["committed", "aborted"], caplog.text
+    assert [line.split()[-2] for line in lost] == ["committed", "aborted", "aborted"], caplog.text
 
 
 def test_what_the_producer_sends_waits_until_its_record_was_read(tmp_path: Path) -> None:

@@ -87,6 +87,10 @@ class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True):
     updated_ms: int = 0
     number: int = 0
     """Of the transaction: what ends it carries the number, so that it cannot end the next one."""
+    last_partitions: frozenset[Partition] = frozenset()
+    """Of the last transaction that has ended, and whether it was committed: a partition that has lost its end finds out
+    by them (`lost_ends.py`)."""
+    last_is_commit: bool = False
 
 
 class Persist(NamedTuple):
@@ -564,6 +568,8 @@ class TransactionCoordinator:
             groups=frozenset(),
             offsets={},
             started_ms=-1,
+            last_partitions=transaction.record.partitions,
+            last_is_commit=is_commit,
         )
         return self._change(transaction, changed)
 
