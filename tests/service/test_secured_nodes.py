@@ -261,7 +261,7 @@ def test_a_node_sends_its_secret_to_nodes_only(tmp_path: Path) -> None:
 def test_another_node_shows_a_client_no_more_than_its_own(tmp_path: Path) -> None:
     """A page that cannot follow gets the answer of the node that has it, with what its user may see: neither
     operations nor subscriptions of others, nor the files of findings."""
-    finding = {name: None for name in ("subject", "kind", "severity", "first_offset", "last_offset", "unit")}
+    finding = dict.fromkeys(("subject", "kind", "severity", "first_offset", "last_offset", "unit"))
 
     def subscribe(cluster: Cluster) -> None:
         with cluster.connect() as client, client.topic("shop/alone").subscribe("billing"):

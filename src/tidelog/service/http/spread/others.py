@@ -133,7 +133,7 @@ def said_for(principal: Principal) -> dict[str, str]:
 
 
 def said_as(principal: Principal) -> dict[str, str] | None:
-    """The headers of a request that another node answers as to the client itself; None where its name cannot be said."""
+    """The headers of a request that another node answers as to the client itself; None: its name cannot be said."""
     said = said_for(principal)
     if principal.is_anonymous or principal.method in TRUSTED:
         return said
