@@ -123,3 +123,25 @@ def test_streams_go_in_and_out_in_pieces(engine: RemoteEngine, tmp_path: Path) -
         engine.apply(5, tidelog.Batch([PutObject("b", "k", iter([b"x"]))]))
     with pytest.raises(tidelog.NotSupportedError):
         engine.apply_many([(5, PutObject("b", "k", iter([b"x"]))), (6, PutObject("b", "k", b"y"))])
+
+
+def test_open_object_is_read_to_its_end_when_states_are_forgotten(engine: RemoteEngine, served: Served) -> None:
+    """A version is read as long as the engine keeps it: the newest always, one that was replaced or deleted until its
+    last state goes, and never bytes of another one."""
+    local = served.node.http.engines["main"]
+    old, new = b"old" * (3 << 20), b"new" * (3 << 20)
+    engine.apply_many([(1, CreateBucket("b")), (2, PutObject("b", "k", old)), (3, CreateBucket("c"))])
+    engine.update_low_water_mark(3)
+    opened = [engine.open_object("b", "k"), engine.open_object("b", "k", seq=2)]
+    local.collect_garbage(horizon=3)
+    opened.append(engine.open_object("b", "k"))
+    assert [one.read(7 << 20) == old[: 7 << 20] for one in opened] == [True] * 3
+    engine.apply_many([(4, CreateBucket("d")), (5, PutObject("b", "k", new)), (6, DeleteObject("b", "k"))])
+    engine.update_low_water_mark(6)
+    replaced = engine.open_object("b", "k", seq=5)
+    assert [one.read() == old[7 << 20 :] for one in opened] == [True] * 3
+    local.collect_garbage(horizon=6)
+    for one in (*opened, replaced):
+        one.seek(0)
+        with pytest.raises(tidelog.NotFoundError, match="no longer kept"):
+            one.read()

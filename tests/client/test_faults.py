@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 from tests.client.conftest import url_of
@@ -20,6 +22,7 @@ from tests.fault_proxy import FULL, LOSE_ANSWER, RESET_ANSWER, RESET_REQUEST, TR
 from tests.service.http.serving import Served
 
 import tidelog
+from tidelog.client.transport import Http, parse_server
 
 WAIT_SECONDS = 60
 
@@ -292,6 +295,55 @@ class TestUse:
                     os._exit(1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
             assert topic.append(b"b") == 0
+
+
+class TestUploads:
+    """Bodies that are sent as they come, to servers that do not take them."""
+
+    @pytest.mark.parametrize(
+        ("said", "error", "text"),
+        [
+            (b"", tidelog.ServerUnavailableError, "no answer in time"),
+            (b"409 Conflict", tidelog.ConflictError, "the server answered 409"),
+            (b"307 Temporary Redirect", tidelog.ServerUnavailableError, "another node does"),
+        ],
+    )
+    @pytest.mark.parametrize("pieces", [1, 1000])
+    def test_body_that_the_server_does_not_read_ends_with_its_answer_or_the_timeout(
+        self, said: bytes, error: type[tidelog.TidelogError], text: str, pieces: int
+    ) -> None:
+        """Whether it is all sent, or waits for room: nobody waits for ever for a server that is stuck."""
+
+        async def body() -> AsyncIterator[bytes]:
+            for _ in range(pieces):
+                yield bytes(1 << 20)
+
+        async def upload(url: str) -> None:
+            http = Http(parse_server(url), None, None, timeout_seconds=1.0, max_connections=1)
+            async with asyncio.timeout(WAIT_SECONDS):
+                await http.upload("/v1/engines/main", {}, body(), "/v1/engines/main")
+
+        with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
+            ended = Event()
+            serving = threads.submit(_answer_and_read_no_more, listener, said, ended)
+            try:
+                with pytest.raises(error, match=text):
+                    asyncio.run(upload(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+            finally:
+                ended.set()
+                serving.result(WAIT_SECONDS)
+
+
+def _answer_and_read_no_more(listener: socket.socket, said: bytes, ended: Event) -> None:
+    """A server that reads the head of one request, says something and gets stuck, with the connection open."""
+    connection, _ = listener.accept()
+    with connection:
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += connection.recv(1)
+        if said:
+            connection.sendall(b"HTTP/1.1 " + said + b"\r\ncontent-length: 0\r\n\r\n")
+        assert ended.wait(2 * WAIT_SECONDS)
 
 
 def _address(service: Service) -> tuple[str, int]:

@@ -9,6 +9,8 @@ import ssl
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -24,7 +26,8 @@ from tests.service.kafka.secured import PASSWORD, add_users, change_accounts, gr
 import tidelog
 from tidelog.config.serve import ServeSettings
 from tidelog.errors import AccessDeniedError, DataError
-from tidelog.service.auth.accounts import adding_token, granting, make_token
+from tidelog.service.auth.access import LOCAL, topic_resource
+from tidelog.service.auth.accounts import Change, adding_token, granting, make_token
 from tidelog.service.auth.security import Security
 
 WAIT_SECONDS = 100
@@ -37,6 +40,28 @@ class Cluster:
         self.authority = Authority(root / "certificates")
         self.nodes: Installation
         self.token = ""
+        self.tokens: dict[str, str] = {}
+
+    def adding(self, name: str) -> Change:
+        """A token for somebody else."""
+        new, token = make_token(name, 0)
+        self.tokens[name] = new.text
+        return adding_token(new.id, token)
+
+    def looked(self, name: str, number: int, target: str) -> tuple[int, Any]:
+        """What a node shows to a page of its console, which cannot follow to another one."""
+        headers = {"authorization": f"Bearer {self.tokens.get(name, self.token)}", "x-tidelog-redirect": "no"}
+        request = urllib.request.Request(self.nodes.addresses[number].http + target, headers=headers)
+        try:
+            with urllib.request.urlopen(request, context=self.trust, timeout=WAIT_SECONDS) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, None
+
+    @property
+    def trust(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=self.authority.path)
 
     def secure(self, number: int) -> Security:
         files = self.authority.signed(f"node{number}", f"node{number}")
@@ -76,6 +101,7 @@ async def secured(root: Path) -> AsyncIterator[Cluster]:
         change_accounts(
             directory, adding_token(new.id, token), granting(*(grant(f"alice admin {one}") for one in patterns))
         )
+        change_accounts(directory, *map(cluster.adding, ("bob", "mallory")), granting(grant("bob read topic:shop/*")))
     async with installed(root, 3, secure=cluster.secure) as nodes:
         cluster.nodes = nodes
         assert all(node.http.startswith("https://") for node in nodes.addresses.values())
@@ -228,5 +254,40 @@ def test_a_node_sends_its_secret_to_nodes_only(tmp_path: Path) -> None:
             found, _ = await asking.node_at(f"{cluster.nodes.addresses[3].http}/v1/topics", asking)
             assert found.headers["authorization"] == asking.headers["authorization"]
             assert isinstance(found.tls, ssl.SSLContext)
+
+    run(work())
+
+
+def test_another_node_shows_a_client_no_more_than_its_own(tmp_path: Path) -> None:
+    """A page that cannot follow gets the answer of the node that has it, with what its user may see: neither
+    operations nor subscriptions of others, nor the files of findings."""
+    finding = dict.fromkeys(("subject", "kind", "severity", "first_offset", "last_offset", "unit"))
+
+    def subscribe(cluster: Cluster) -> None:
+        with cluster.connect() as client, client.topic("shop/alone").subscribe("billing"):
+            pass
+
+    async def found(_: Any) -> Any:
+        return {"findings": [{**finding, "path": "/secret"}], "notes": ["/secret"]}
+
+    async def work() -> None:
+        async with secured(tmp_path) as cluster:
+            await cluster.nodes.create_topic("shop/alone", 1)
+            await cluster.nodes.move("shop/alone", 0, 2)
+            await in_thread(subscribe, cluster)
+            operations = cluster.nodes.nodes[2].http.operations
+            operation = operations.start("verify", topic_resource(TOPIC), LOCAL, found)
+            await operations.wait(operation.id, WAIT_SECONDS)
+            path, listed = f"/v1/operations/{operation.id}", "/v1/topics/shop/alone/subscriptions"
+            for number in (1, 2):
+                status, shown = await in_thread(cluster.looked, "alice", number, path)
+                assert (status, shown["result"]["notes"]) == (200, ["/secret"])
+                status, shown = await in_thread(cluster.looked, "bob", number, path)
+                assert (status, shown["result"]) == (200, {"findings": [finding], "notes": []})
+                assert await in_thread(cluster.looked, "mallory", number, path) == (403, None)
+                assert await in_thread(cluster.looked, "mallory", number, "/v1/operations/0-2") == (403, None)
+            for number in (1, 2):
+                assert (await in_thread(cluster.looked, "alice", number, listed))[1]["subscriptions"]
+                assert (await in_thread(cluster.looked, "bob", number, listed))[1] == {"subscriptions": []}
 
     run(work())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -300,6 +301,22 @@ def test_what_runs_in_a_thread_tells_how_it_went() -> None:
     in_thread(lambda: None, "fine").result(LIMIT_SECONDS)
     with pytest.raises(ValueError, match="in vain"):
         in_thread(fail_in_vain, "broken").result(LIMIT_SECONDS)
+
+
+def test_work_goes_on_when_the_task_that_waits_for_it_is_cancelled() -> None:
+    """Its thread ends with the work, and not with an error because nobody waits for the result any more."""
+    may_end = threading.Event()
+    working = in_thread(lambda: assert_waited(may_end), "slow")
+
+    async def wait_in_vain() -> None:
+        waiting = asyncio.ensure_future(asyncio.wrap_future(working))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(wait_in_vain())
+    may_end.set()
+    assert working.result(LIMIT_SECONDS) is None
 
 
 class TestLazy:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -39,11 +40,12 @@ from tidelog.engine.entry import (
     VersionInfo,
     pieces_of,
 )
+from tidelog.engine.object_file import SeekableObject
+from tidelog.engine.sst.value_file import PIECE_BYTES
 from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedError
 from tidelog.findings import VerifyReport
 
 _PAGE = 1000
-_PIECE_BYTES = 4 << 20
 _Kind = TypeVar("_Kind")
 
 
@@ -121,41 +123,11 @@ class _Scan:
         return found.objects
 
 
-class _RawRemote(io.RawIOBase):
-    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
-        self._read = read
-        self._size = size
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        found = self._read(self._at, min(len(view), _PIECE_BYTES)) if self._at < self._size else b""
-        view[: len(found)] = found
-        self._at += len(found)
-        return len(found)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        at = offset + (0, self._at, self._size)[whence]
-        if at < 0:
-            raise InputError(f"byte {at} is before the beginning of the object")
-        self._at = at
-        return at
-
-    def tell(self) -> int:
-        return self._at
-
-
 class RemoteObject(io.BufferedReader):
     """An object of a server that is read like a file, with its `size`, `metadata`, `seq` and `tier`."""
 
     def __init__(self, read: Callable[[int, int], bytes], found: ObjectStat) -> None:
-        super().__init__(_RawRemote(read, found.size), _PIECE_BYTES)
+        super().__init__(SeekableObject(found.size, read), PIECE_BYTES)
         self.size = found.size
         self.metadata = found.metadata
         self.seq = found.seq
@@ -311,12 +283,32 @@ class RemoteEngine:
         """Opens an object as of a seq as a file object: buffered, seekable, read by pieces. It has `size`, `metadata`,
         `seq` and `tier`, and shows this version as long as the engine keeps it.
         """
-        found = self.stat(bucket, key, seq)
+        opened = self.stat(bucket, key, seq)
+        as_of = seq
 
         def read(offset: int, length: int) -> bytes:
-            return self.read(bucket, key, found.seq, offset=offset, length=length).data
+            nonlocal as_of
+            with suppress(NotFoundError):  # this state is no longer kept, or the object was deleted since
+                found = self.read(bucket, key, as_of, offset=offset, length=length)
+                if found.seq == opened.seq:
+                    return found.data
+            as_of = self._shown_at(bucket, key, opened.seq)
+            found = self.read(bucket, key, as_of, offset=offset, length=length)
+            if found.seq != opened.seq:
+                raise _replaced(bucket, key, opened.seq)
+            return found.data
 
-        return RemoteObject(read, found)
+        return RemoteObject(read, opened)
+
+    def _shown_at(self, bucket: str, key: str, version: int) -> int | None:
+        """The last seq as of which a version is shown; None: it is the newest. The state at its own seq may be gone
+        while the version is kept."""
+        seqs: list[int] = []
+        with suppress(NotFoundError):  # nothing of the object is kept
+            seqs = [one.seq for one in self.versions(bucket, key)]
+        if version not in seqs:
+            raise _replaced(bucket, key, version)
+        return min((seq - 1 for seq in seqs if seq > version), default=None)
 
     async def open_object_async(self, bucket: str, key: str, seq: int | None = None) -> RemoteObject:
         """Like `open_object`, without blocking the event loop. Its own calls block."""
@@ -501,6 +493,14 @@ def _converted(found: object, kind: type[_Kind]) -> _Kind:
 
 def _scanned(one: _Item) -> ScannedObject:
     return ScannedObject(one.key, one.size, one.seq, one.crc or 0, one.data, one.metadata)
+
+
+def _replaced(bucket: str, key: str, version: int) -> NotFoundError:
+    return NotFoundError(
+        f"{bucket}/{key}: its version of seq {version} is no longer kept",
+        operation="read",
+        hint="Open the object again: it shows the newest version",
+    )
 
 
 def _sendable(entry: Entry) -> Entry:

@@ -26,7 +26,7 @@ import msgspec
 from tidelog.client.bridge import Bridge
 from tidelog.client.transport import Answer, Http, parse_server, path_of
 from tidelog.clock import to_datetime
-from tidelog.errors import CorruptionError, DataError, OffsetOutOfRangeError
+from tidelog.errors import CorruptionError, DataError, OffsetOutOfRangeError, ServerUnavailableError
 from tidelog.files import LocalFiles
 from tidelog.log.frame import Frames, scan
 from tidelog.log.reader import ReadableLog
@@ -181,9 +181,18 @@ class Stands:
         self._topics: dict[str, list[PartitionState]] = {}
 
     def of(self, topic: str, partition: int) -> PartitionState:
-        known = self._topics.get(topic)
-        if known is None or partition >= len(known):
+        """Waits for a partition that was added a moment ago: the server that is asked may not have heard of it."""
+        deadline = time.monotonic() + self.place.timeout_seconds
+        known = self._topics.get(topic, [])
+        while partition >= len(known):
             known = self._topics[topic] = self.place.state(topic).partitions
+            if partition >= len(known):
+                if time.monotonic() >= deadline:
+                    raise ServerUnavailableError(
+                        f"{self.place.url} knows {len(known)} partitions of {topic}, and none of number {partition}",
+                        hint="Does it serve the installation whose store is read?",
+                    )
+                time.sleep(_POLL_SECONDS)
         return known[partition]
 
     def forget(self) -> None:

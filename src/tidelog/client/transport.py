@@ -22,7 +22,7 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from threading import Semaphore
 from types import MappingProxyType
@@ -58,6 +58,8 @@ _LONGEST_PAUSE_SECONDS = 2.0
 _OPERATION_SECONDS = 30.0
 _OPENING_SECONDS = 10.0
 _READ_BYTES = 1 << 16
+_SENT_BYTES = 1 << 18
+_SYNCED_BYTES_A_SECOND = 10 << 20
 _SENT_ON = 307
 _MAX_HOPS = 5
 _MAX_NODES = 100
@@ -322,6 +324,7 @@ class _Connection(asyncio.Protocol):
             self.is_usable = self._parser.keeps_alive
             if not answer.done():
                 answer.set_result(found)
+            self._may_write.set()  # whoever answers before the end of a body may not read the rest
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_usable = False
@@ -351,23 +354,32 @@ class _Connection(asyncio.Protocol):
                 self._answer = None
                 self.close()
 
-    async def upload(self, head: bytes, pieces: AsyncIterator[bytes]) -> Answer:
-        """The answer to a request whose body is sent as it comes, and which may be answered before its end."""
+    async def upload(self, head: bytes, pieces: AsyncIterator[bytes], seconds: float) -> Answer:
+        """The answer to a request whose body is sent as it comes, and which may be answered before its end.
+
+        TimeoutError when nothing of it can be sent for so long, or when no answer comes so long after its end, and
+        after the time in which a slow disk syncs it.
+        """
         assert self._transport is not None
         self._parser = AnswerParser(self._make_parser)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._answer = answer
+        sent = 0
         try:
             self._transport.write(head)
             async for piece in pieces:
+                for part in _parts(piece):
+                    if not answer.done():
+                        self._transport.writelines((b"%x\r\n" % len(part), part, b"\r\n"))
+                        sent += len(part)
+                        async with asyncio.timeout(seconds):
+                            await self._may_write.wait()
                 if answer.done():
                     break
-                if piece:
-                    self._transport.writelines((b"%x\r\n" % len(piece), piece, b"\r\n"))
-                await self._may_write.wait()
             else:
                 self._transport.write(b"0\r\n\r\n")
-            return await answer
+            async with asyncio.timeout(seconds + sent / _SYNCED_BYTES_A_SECOND):
+                return await answer
         finally:
             self._answer = None
             self.close()  # it may have been answered before all was sent
@@ -376,6 +388,12 @@ class _Connection(asyncio.Protocol):
         self.is_usable = False
         if self._transport is not None:
             self._transport.abort()
+
+
+def _parts(piece: bytes) -> Iterator[memoryview]:
+    """A piece of a body as it is sent: so much at once that a slow connection takes it in time."""
+    view = memoryview(piece)
+    return (view[first : first + _SENT_BYTES] for first in range(0, len(view), _SENT_BYTES))
 
 
 class DirectConnections:
@@ -700,9 +718,14 @@ class Http:
         head = head.replace(b"content-length: 0\r\n", b"content-type: application/octet-stream\r\n", 1)
         try:
             async with at._room:
-                answer = await (await at._connect()).upload(head, pieces)
+                answer = await (await at._connect()).upload(head, pieces, at.timeout_seconds)
         except (LostError, OSError, TimeoutError) as error:
             raise unreachable(error, at.server) from None
+        if answer.status == _SENT_ON:
+            raise ServerUnavailableError(
+                f"the server at {at.server.url} does not serve {path} any more: another node does",
+                hint="Send it again, from its beginning",
+            )
         if not answer.is_success:
             raise error_of(answer)
         return answer

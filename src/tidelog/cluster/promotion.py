@@ -62,7 +62,7 @@ class PromotedLog(NamedTuple):
 
     @property
     def lost(self) -> int:
-        """How many messages or entries are gone."""
+        """How many messages are gone, or seqs: as many entries at most."""
         return max(0, self.in_catalog - (self.in_replica or 0))
 
 
@@ -79,7 +79,7 @@ class Promotion(NamedTuple):
     logs: tuple[PromotedLog, ...]
 
     def lost(self, kind: Kind) -> int:
-        """Messages of topics, or entries of engines."""
+        """Messages of topics, or seqs of engines."""
         return sum(log.lost for log in self.logs if log.kind == kind)
 
 

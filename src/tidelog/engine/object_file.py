@@ -30,14 +30,12 @@ ReadData = Callable[[int, int], bytes | memoryview]
 """Data from an offset on, of at most so many bytes."""
 
 
-class RawObject(io.RawIOBase):
-    """The unbuffered file object. `close_source` is called once."""
+class SeekableObject(io.RawIOBase):
+    """Bytes of a known size that are read by their positions, as a file object without a buffer."""
 
-    def __init__(self, size: int, read: ReadData, pin: Pin, close_source: Callable[[], None]) -> None:
+    def __init__(self, size: int, read: ReadData) -> None:
         self._size = size
         self._read = read
-        self._pin = pin
-        self._close_source = close_source
         self._at = 0
 
     def readable(self) -> bool:
@@ -47,20 +45,11 @@ class RawObject(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        self._pin.check()
         view = memoryview(buffer).cast("B")
-        found = self._read(self._at, min(len(view), PIECE_BYTES))
+        found = self._read(self._at, min(len(view), PIECE_BYTES)) if self._at < self._size else b""
         view[: len(found)] = found
         self._at += len(found)
         return len(found)
-
-    def readall(self) -> bytes:
-        pieces = []
-        while piece := bytes(self._read(self._at, PIECE_BYTES)):
-            self._pin.check()
-            self._at += len(piece)
-            pieces.append(piece)
-        return b"".join(pieces)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         if whence not in (io.SEEK_SET, io.SEEK_CUR, io.SEEK_END):
@@ -73,6 +62,27 @@ class RawObject(io.RawIOBase):
 
     def tell(self) -> int:
         return self._at
+
+
+class RawObject(SeekableObject):
+    """The unbuffered file object. `close_source` is called once."""
+
+    def __init__(self, size: int, read: ReadData, pin: Pin, close_source: Callable[[], None]) -> None:
+        super().__init__(size, read)
+        self._pin = pin
+        self._close_source = close_source
+
+    def readinto(self, buffer: Any) -> int:
+        self._pin.check()
+        return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        pieces = []
+        while piece := bytes(self._read(self._at, PIECE_BYTES)):
+            self._pin.check()
+            self._at += len(piece)
+            pieces.append(piece)
+        return b"".join(pieces)
 
     def close(self) -> None:
         if not self.closed:

@@ -262,6 +262,7 @@ def _runs_elsewhere(task: Task) -> bool:
 def in_thread(work: Callable[[], None], name: str) -> Future[None]:
     """Runs something once, in a thread that does not hold up an exit; the result says how it went."""
     outcome: Future[None] = Future()
+    outcome.set_running_or_notify_cancel()  # a task that waits for it may be cancelled, the work cannot
 
     def run() -> None:
         try:

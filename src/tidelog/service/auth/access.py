@@ -103,7 +103,8 @@ class Principal(NamedTuple):
 
 
 _NONE, _SOCKET, _NODE = "none", "socket", "node"
-_TRUSTED = (_SOCKET, _NODE)
+TRUSTED = (_SOCKET, _NODE)
+"""The methods of those who may do everything."""
 ANONYMOUS = Principal("ANONYMOUS", _NONE)
 LOCAL = Principal("LOCAL", _SOCKET)
 """Whoever can open the socket in the log directory, and could read the files beside it: may do everything."""
@@ -217,8 +218,8 @@ class Grants:
         return [*self._of.get(principal.name, ()), *self._of.get(ANYONE, ())]
 
     def allows(self, principal: Principal, permission: Permission | None, resource: Resource) -> bool:
-        if principal.method == _NONE or principal.method in _TRUSTED:
-            return principal.method in _TRUSTED
+        if principal.method == _NONE or principal.method in TRUSTED:
+            return principal.method in TRUSTED
         question = (principal.name, permission, resource)
         known = self._decided.get(question)
         if known is None:
@@ -229,7 +230,7 @@ class Grants:
         return known
 
     def allows_any(self, principal: Principal, permission: Permission, kind: Kind) -> bool:
-        return principal.method in _TRUSTED or any(
+        return principal.method in TRUSTED or any(
             grant.permission in (permission, Permission.ADMIN) and grant.resource.kind in (kind, None)
             for grant in self.of(principal)
         )

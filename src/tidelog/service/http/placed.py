@@ -6,7 +6,8 @@ Invariants
   carried out here.
 - A request about partitions of several nodes is answered by all of them together (`spread/`), unless a part of them
   is enough.
-- A client that says that it cannot follow gets the answer of the other node to a GET, and 421 for the rest.
+- A client that says that it cannot follow gets the answer of the other node to a GET, with what this client may see,
+  and 421 for the rest.
 - What nobody serves at the moment is 503 with Retry-After.
 - Messages that are in the store can be read at any node, without asking their owner.
 """
@@ -21,14 +22,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidelog.codec import JSON_ERRORS
-from tidelog.errors import InputError, NotFoundError, TidelogError
-from tidelog.service.auth.access import Kind
+from tidelog.errors import AccessDeniedError, InputError, NotFoundError, TidelogError
+from tidelog.service.auth.access import Kind, NotAuthorizedError
 from tidelog.service.http.call import Reply
 from tidelog.service.http.operations import OPERATION_SEPARATOR
 from tidelog.service.http.problems import HttpError
 from tidelog.service.http.reading import Limits, Read, collect
 from tidelog.service.http.routes import JSON
 from tidelog.service.http.sessions import CONSUMER_SEPARATOR
+from tidelog.service.http.spread.others import said_as
 from tidelog.service.http.spread.parts import ask_node, nobody, node_of, parts_of
 from tidelog.service.kafka.broker import Broker, ServedTopic
 from tidelog.service.placement import NodeAddress
@@ -64,8 +66,13 @@ async def answer_of_other(call: Call, error: ElsewhereError) -> Reply | None:
     answers to a look is passed on; for anything else HttpError 421 says which node it is. None: the client can."""
     if call.headers.get(REDIRECT_HEADER) != "no":
         return None
-    if call.route.method == "GET" and call.route.mode != "stream":
-        answer = await ask_node(call, error.node, "GET", call.target, accept=call.headers.get("accept", JSON))
+    said = said_as(call.principal)
+    if call.route.method == "GET" and call.route.mode != "stream" and said is not None:
+        accept = call.headers.get("accept", JSON)
+        try:
+            answer = await ask_node(call, error.node, "GET", call.target, said=said, accept=accept)
+        except AccessDeniedError as refused:  # of the client, not of this node
+            raise NotAuthorizedError(refused.message, hint=refused.hint) from refused
         return Reply(answer.body, answer.media_type, HTTPStatus(answer.status), tuple(answer.headers.items()))
     headers = tuple(one for one in error.headers if one[0] != "location")
     raise HttpError(

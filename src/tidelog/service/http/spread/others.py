@@ -3,6 +3,8 @@
 Invariants
 - A node proves itself with the secret of the installation, and says for whom it asks: the node that a client has asked
   checks what that client may do, the others trust it. Nothing of a client's own credentials is passed on.
+- An answer that goes to the client as it is (`said_as`) has what that client may see: the other node looks at the
+  client's own grants, which are those of the installation.
 - The secret goes to the addresses of nodes that are alive, never elsewhere, whatever an answer says.
 - Requests may be sent several times, so each must be one that does nothing twice (`client/transport.py`).
 """
@@ -20,7 +22,7 @@ from tidelog.client.topic import Link, RemoteTopic
 from tidelog.client.transport import Http, Server, parse_server, path_of
 from tidelog.errors import InputError, ServerUnavailableError
 from tidelog.secret import Secret
-from tidelog.service.auth.access import ANONYMOUS, NODE, Principal, check_principal_name
+from tidelog.service.auth.access import ANONYMOUS, NODE, TRUSTED, Principal, check_principal_name
 from tidelog.service.auth.security import Security
 from tidelog.service.kafka.peers import client_tls
 from tidelog.service.placement import NodeAddress, Placement
@@ -28,6 +30,9 @@ from tidelog.topics.names import TopicName
 
 FOR_HEADER = "x-tidelog-for"
 PARTITIONS_HEADER = "x-tidelog-partitions"
+RIGHTS_HEADER = "x-tidelog-rights"
+_OWN = "own"
+_FORWARDED = "forwarded"
 _BEARER = "bearer "
 _ANSWER_SECONDS = 30.0
 _CONNECTIONS = 16
@@ -127,6 +132,14 @@ def said_for(principal: Principal) -> dict[str, str]:
     return {FOR_HEADER: name} if not principal.is_anonymous and name.isascii() and name.isprintable() else {}
 
 
+def said_as(principal: Principal) -> dict[str, str] | None:
+    """The headers of a request that another node answers as to the client itself; None: its name cannot be said."""
+    said = said_for(principal)
+    if principal.is_anonymous or principal.method in TRUSTED:
+        return said
+    return {**said, RIGHTS_HEADER: _OWN} if said else None
+
+
 def asking_node(headers: Mapping[str, str], security: Security) -> Principal | None:
     """The client for whom another node asks; None for a request that is no node's."""
     given = headers.get("authorization", "")
@@ -139,6 +152,8 @@ def asking_node(headers: Mapping[str, str], security: Security) -> Principal | N
         name = check_principal_name(headers[FOR_HEADER]) if FOR_HEADER in headers else NODE.name
     except InputError:
         name = NODE.name
+    if headers.get(RIGHTS_HEADER) == _OWN:
+        return ANONYMOUS if name == NODE.name else Principal(name, _FORWARDED)
     return NODE._replace(name=name)
 
 

@@ -179,10 +179,12 @@ async def ask_node(
     target: str,
     numbers: Sequence[int] | None = None,
     body: bytes = b"",
+    said: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Any:
-    """The answer of a node, for the client of this call; once, so that the caller looks where partitions are now."""
-    headers = said_for(call.principal)
+    """The answer of a node, for the client of this call; once, so that the caller looks where partitions are now.
+    `said` is what the node is told of the client, if not its name alone."""
+    headers = dict(said_for(call.principal) if said is None else said)
     if numbers is not None:
         headers[PARTITIONS_HEADER] = ",".join(map(str, numbers))
     given: dict[str, Any] = {"timeout": _PART_SECONDS, "attempt": _PART_SECONDS, "media_type": call.media_type}
