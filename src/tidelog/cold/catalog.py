@@ -49,8 +49,8 @@ from tidelog.store.metadata.base import Entry, MetadataStore, end_of
 #
 # Invariants
 # - `end_offset` is inclusive. The object's name agrees with its descriptor, so one can be rebuilt from the other.
-# - `log_id` is that of the log that the object belongs to, and the object's header says the same. Only staged rows,
-#   which belong to no log yet, have none: nobody stores a descriptor of them.
+# - `log_id` is that of the log that the object belongs to, and the object's header says the same. Only staged rows
+#   that were written for no certain log have none: nobody stores a descriptor of them.
 # - The index begins with the first frame or block, right after the header; offsets and positions grow together. With
 #   `codec` "none" an entry is the position of a frame, with "zstd" that of a block.
 # - Times are the least and the greatest of the messages, which need not be in order of time. `reached_time_us` is the
@@ -130,10 +130,10 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
         """How many bytes are before its first frame or block."""
         return BINDING_BYTES if self.log_id else 0
 
-    def check_header(self, data: bytes | memoryview, key: str) -> None:
-        """DataError unless the bytes that the object begins with bind it to its log; by name if it is another's."""
-        if self.log_id:
-            check_binding(data, key, self.log_id, self.start_offset)
+    def check_header(self, data: bytes | memoryview, key: str) -> int:
+        """DataError unless the bytes that the object begins with bind it to its log; by name if it is another's.
+        Returns what is to be added to the numbers of its frames."""
+        return check_binding(data, key, self.log_id, self.start_offset) if self.log_id else 0
 
     @property
     def start_position(self) -> int:

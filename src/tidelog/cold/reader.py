@@ -17,6 +17,8 @@ from concurrent.futures import Executor
 from threading import Lock
 from typing import Literal, NamedTuple, cast
 
+import msgspec
+
 from tidelog.cold import blocks
 from tidelog.cold.catalog import Catalog, Descriptor
 from tidelog.cold.fetch import ColdReadCounters, Fetcher, FetchSettings, RangeStream, check_frame_size
@@ -44,6 +46,8 @@ from tidelog.store.object_store import ObjectStore
 #   object. If the same bytes come again, the object is damaged.
 # - The length that a frame or block declares is checked against the descriptor before memory is allocated for it: no
 #   frame is larger than `max_message_bytes` of the reader, or than the largest that the descriptor knows of.
+# - Frames have the numbers of their offsets, also where the object was staged and has them numbered from 0: they are
+#   renumbered in a copy. Whoever uses payloads alone spares that (`payloads_only`).
 # - `skip_damage` resumes at the next good frame, or block, so that exactly what is damaged is left out. Where damage
 #   hides the next one, the sparse index knows a later boundary.
 
@@ -61,15 +65,26 @@ class _Decoded(NamedTuple):
 
 
 class ObjectFrames:
-    """A position in one object. `ahead`: whether ranges are fetched ahead from the first one on."""
+    """A position in one object. `ahead`: whether ranges are fetched ahead from the first one on. `payloads_only`:
+    whether nobody looks at the headers of the frames."""
 
     def __init__(
-        self, fetcher: Fetcher, key: str, descriptor: Descriptor, offset: int, stop_offset: int, *, ahead: bool
+        self,
+        fetcher: Fetcher,
+        key: str,
+        descriptor: Descriptor,
+        offset: int,
+        stop_offset: int,
+        *,
+        ahead: bool,
+        payloads_only: bool = False,
     ) -> None:
         self.descriptor = descriptor
         self.key = key
         self.offset, self.position = descriptor.position_of(offset)
         self._is_bound = not descriptor.header_bytes
+        self._added = 0
+        self._payloads_only = payloads_only
         if self.position == descriptor.header_bytes:
             self.position = 0  # the header comes with the first frames
         self._fetcher = fetcher
@@ -152,10 +167,11 @@ class ObjectFrames:
         """The first good frame before the next boundary, as (offset, position)."""
         end_offset, end = self._next_boundary()
         damaged = bytes(self._fetcher.fetch(self.key, self.position, end - self.position))
-        found = find_good_frame(damaged, self.offset, min_offset=self.offset + 1)
-        if found is None or found[1] >= end_offset:
+        number = self.offset - self._added
+        found = find_good_frame(damaged, number, min_offset=number + 1)
+        if found is None or found[1] + self._added >= end_offset:
             return None
-        return found[1], self.position + found[0]
+        return found[1] + self._added, self.position + found[0]
 
     def _good_block(self) -> tuple[int, int] | None:
         """The block after the damaged one, if the damaged one still shows its length, and one begins there."""
@@ -176,14 +192,15 @@ class ObjectFrames:
     def _bind(self) -> None:
         """A reader that begins inside the object fetches its header separately, once."""
         if not self._is_bound and self.position:
-            self.descriptor.check_header(self._fetcher.fetch(self.key, 0, self.descriptor.header_bytes), self.key)
+            header = self._fetcher.fetch(self.key, 0, self.descriptor.header_bytes)
+            self._added = self.descriptor.check_header(header, self.key)
             self._is_bound = True
 
     def _decode_header(self) -> _Decoded:
         size = self.descriptor.header_bytes
         if len(self._buffer) - self._buffer_at < size:
             return _Decoded(None, self.offset, 0, size)
-        self.descriptor.check_header(memoryview(self._buffer)[self._buffer_at :], self.key)
+        self._added = self.descriptor.check_header(memoryview(self._buffer)[self._buffer_at :], self.key)
         self._is_bound = True
         return _Decoded(None, self.offset, size)
 
@@ -231,8 +248,9 @@ class ObjectFrames:
         return self._decode_frames() if self.descriptor.codec == "none" else self._decode_block()
 
     def _decode_frames(self) -> _Decoded:
-        frames, end, stop = scan(self._buffer, self._buffer_at, self.offset)
+        frames, end, stop = scan(self._buffer, self._buffer_at, self.offset - self._added)
         if frames.count:
+            frames = self._with_offsets(frames)
             return _Decoded(frames, frames.next_offset, end - self._buffer_at)
         if stop not in (Stop.PARTIAL, Stop.END):
             raise DataError(stop.reason)
@@ -240,6 +258,13 @@ class ObjectFrames:
         if len(self._buffer) - self._buffer_at >= HEADER_BYTES:
             needed += HEADER.unpack_from(self._buffer, self._buffer_at)[1]
         return _Decoded(None, self.offset, 0, needed)
+
+    def _with_offsets(self, frames: Frames) -> Frames:
+        if not self._added:
+            return frames
+        if self._payloads_only:
+            return msgspec.structs.replace(frames, first_offset=self.offset)
+        return frames.renumbered(self.offset)
 
     def _decode_block(self) -> _Decoded:
         header = blocks.parse_header(
@@ -272,7 +297,10 @@ class History:
         *,
         counters: ColdReadCounters | None = None,
         settings: FetchSettings | None = None,
+        payloads_only: bool = False,
     ) -> None:
+        """`payloads_only`: whether those who get frames use nothing but their payloads and `first_offset`."""
+        self.payloads_only = payloads_only
         self.catalog = catalog
         self.objects = objects
         self.counters = counters or ColdReadCounters()
@@ -322,6 +350,7 @@ class HistoryReader:
         self.offset = offset
         self._catalog = history.catalog
         self._fetcher = history.fetcher
+        self._payloads_only = history.payloads_only
         self._counters = history.counters
         self._stop_offset = stop_offset
         self._on_gap = on_gap
@@ -416,7 +445,11 @@ class HistoryReader:
         key = self._catalog.keys.object(descriptor.name)
         # A reader that has read an object to its end reads the next one too.
         ahead = self._objects_read > 0
-        self._object = ObjectFrames(self._fetcher, key, descriptor, self.offset, self._stop_offset, ahead=ahead)
+        self._object = ObjectFrames(
+            *(self._fetcher, key, descriptor, self.offset, self._stop_offset),
+            ahead=ahead,
+            payloads_only=self._payloads_only,
+        )
         self._objects_read += 1
         return self._object
 

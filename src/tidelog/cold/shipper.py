@@ -415,27 +415,10 @@ class Shipper:
     def _refuse_to_overwrite(self, outgoing: QueuedUpload) -> None:
         """A name is used by one owner, so an object under a new name was uploaded by another node with the same
         epoch."""
-        key = self._owned.catalog.keys.object(outgoing.name)
-        if self._objects.exists(key):
-            raise DataError(
-                f"{key} already exists: another process ships this {self._owned.catalog.keys.noun} to "
-                f"{self._objects.url}",
-                operation="ship",
-                hint="Every owner of it must use the same metadata; name it when the directory is opened",
-            )
+        refuse_to_overwrite(self._owned, self._objects, outgoing.name)
         if not self._has_looked:
-            self._refuse_stale_catalog()
+            refuse_older_catalog(self._owned, self._objects)
             self._has_looked = True
-
-    def _refuse_stale_catalog(self) -> None:
-        """Once, before the first object: a machine that was set back would ship other messages under known offsets."""
-        ownership = self._owned.ownership
-        known_epoch = ownership.epoch - 1 if ownership.previous is None else ownership.previous.epoch
-        try:
-            refuse_stale_catalog(self._owned.catalog, self._objects, known_epoch)
-        except DataError:
-            ownership.verify()  # a later owner has objects that are not ours to wonder about
-            raise
 
     def _describe(self, name: ObjectId, shipment: UploadPlan, uploaded: Uploaded) -> Descriptor:
         times = [time for time in (self._reached_time_us, uploaded.last_time_us) if time is not None]
@@ -598,6 +581,28 @@ class Shipper:
         payload = batch.payloads()[0]
         field = payload[self._time_field : self._time_field + 8]
         return int.from_bytes(field, "little", signed=True) if len(field) == 8 else None
+
+
+def refuse_to_overwrite(owned: OwnedCatalog, objects: ObjectStore, name: ObjectId) -> None:
+    """DataError where an object has the name of the owner's next one."""
+    key = owned.catalog.keys.object(name)
+    if objects.exists(key):
+        raise DataError(
+            f"{key} already exists: another process ships this {owned.catalog.keys.noun} to {objects.url}",
+            operation="ship",
+            hint="Every owner of it must use the same metadata; name it when the directory is opened",
+        )
+
+
+def refuse_older_catalog(owned: OwnedCatalog, objects: ObjectStore) -> None:
+    """Once, before the first object: a machine that was set back would ship other messages under known offsets."""
+    ownership = owned.ownership
+    known_epoch = ownership.epoch - 1 if ownership.previous is None else ownership.previous.epoch
+    try:
+        refuse_stale_catalog(owned.catalog, objects, known_epoch)
+    except DataError:
+        ownership.verify()  # a later owner has objects that are not ours to wonder about
+        raise
 
 
 # Group commit to the object store: callers that wait for their messages to be shipped share one object.

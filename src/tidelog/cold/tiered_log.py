@@ -433,7 +433,16 @@ class TieredLog(TieredView, Policy):
 
 
 OpenStaged = Callable[[TieredLog], Staged]
+PublishStaged = Callable[[OwnedCatalog, History, int], int]
 _FETCHING_THREADS = 8
+
+
+def _published(takeover: Takeover, taken: Taken, history: History, publish: PublishStaged | None) -> Taken:
+    """With the staged rows that could be published behind what the catalog has: there must be nothing else to go
+    there."""
+    if publish is None or takeover.has_files or taken.catalog.ownership.owner.flushed is not None:
+        return taken
+    return taken._replace(next_offset=publish(taken.catalog, history, taken.next_offset))
 
 
 class Tier:
@@ -479,7 +488,7 @@ class Tier:
         self._clock = clock
         self._root = root
         self.catalogs = Catalogs(self.metadata, root, self._node.check_binding)
-        self._runs_in_background = runs_in_background
+        self.runs_in_background = runs_in_background
         self._fetchers = DaemonPool(_FETCHING_THREADS, "tidelog-fetch")
 
     def check_reachable(self) -> None:
@@ -523,6 +532,7 @@ class Tier:
         first_offset: int = 0,
         group_of: GroupOf | None = None,
         open_staged: OpenStaged | None = None,
+        publish_staged: PublishStaged | None = None,
         take_over: bool = False,
         is_covered: bool = False,
         catalog: Catalog | None = None,
@@ -533,7 +543,8 @@ class Tier:
         HeldError while another node has it open, unless `take_over`. `is_covered`: the lock covers the topic's
         directory too, which is there and durable. `catalog` is an `opening_catalog` that has been used already. `keep`
         is called with it once the topic is claimed: what it asks for was read with the rest. `open_staged` makes what
-        ingests staged rows.
+        ingests staged rows. `publish_staged` makes objects of them where nothing of the topic is on this disk, before
+        the log is opened; it gets the next offset, and returns what that is then.
         """
         catalog = catalog or self.opening_catalog(namespace, name)
         if not is_covered:
@@ -542,6 +553,8 @@ class Tier:
         taken = takeover.take(first_offset, take_over=take_over)
         with contextlib.ExitStack() as undo:
             undo.callback(self._release, taken.catalog)
+            history = self.history(taken.catalog.catalog, log_settings.max_message_bytes)
+            before, taken = taken.next_offset, _published(takeover, taken, history, publish_staged)
             log = Log.open(
                 directory,
                 log_settings,
@@ -556,13 +569,13 @@ class Tier:
             undo.callback(log.close)
             has_recovered = self._recover_flushed(log, taken.catalog.ownership)
             taken.catalog.clip_cursors(log.next_offset)
-            history = self.history(taken.catalog.catalog, log_settings.max_message_bytes)
             tiered = TieredLog(
                 *(log, self._node, taken, history, settings),
                 time_field=time_field,
                 group_of=group_of,
                 replicas=self._replicas(settings, catalog.keys),
             )
+            tiered.first_own_offset -= taken.next_offset - before
             if has_recovered:
                 tiered.epoch_starts()  # from where on its messages are this owner's, and not the earlier one's
             tiered.use_durability()
@@ -574,7 +587,7 @@ class Tier:
             if isinstance(catalog.metadata, RememberedMetadata):
                 catalog.metadata.forget_for_good()
                 catalog.metadata = asked_anew(catalog.metadata)
-            if self._runs_in_background:
+            if self.runs_in_background:
                 tiered.owner.start()
             undo.pop_all()
             return tiered

@@ -87,6 +87,7 @@ class ObjectCheck:
         self._codec: Codec = "none"
         self._offset = name.start
         self._position = 0
+        self._added = 0
         self._buffer = b""
         self._at = 0
         self._crc = 0
@@ -135,7 +136,7 @@ class ObjectCheck:
         self._learn_times(frames)
         self._largest_bytes = largest_frame_bytes(frames, self._largest_bytes)
         if self._on_frames is not None:
-            self._on_frames(frames, self._position)
+            self._on_frames(frames.renumbered(self._offset) if self._added else frames, self._position)
         self._offset = frames.next_offset
         self._at += piece.size
         self._position += piece.size
@@ -153,7 +154,7 @@ class ObjectCheck:
     def _check_header(self) -> None:
         self._fill(BINDING_BYTES)
         self._log_id = self._log_id or decode_binding(self._buffer).log_id
-        check_binding(self._buffer, self._info.key, self._log_id, self._name.start)
+        self._added = check_binding(self._buffer, self._info.key, self._log_id, self._name.start)
 
     def _skip_header(self) -> None:
         self._crc = crc32(self._buffer[:BINDING_BYTES])
@@ -163,7 +164,7 @@ class ObjectCheck:
 
     def _sniff(self) -> None:
         self._fill(min(HEADER_BYTES, max(1, self._info.size - BINDING_BYTES)))
-        codec = blocks.sniff_codec(self._buffer[self._at :], self._name.start)
+        codec = blocks.sniff_codec(self._buffer[self._at :], self._name.start - self._added)
         if codec is None:
             raise DataError("the object begins neither with a frame nor with a block of the offset in its name")
         self._codec = codec
@@ -177,9 +178,9 @@ class ObjectCheck:
         return piece
 
     def _frames(self) -> _Piece | None:
-        frames, end, stop = scan(self._buffer, self._at, self._offset)
+        frames, end, stop = scan(self._buffer, self._at, self._offset - self._added)
         if frames.count:
-            return _Piece(frames, end - self._at)
+            return _Piece(msgspec.structs.replace(frames, first_offset=self._offset), end - self._at)
         if stop not in (Stop.PARTIAL, Stop.END):
             raise DataError(stop.reason)
         needed = HEADER_BYTES

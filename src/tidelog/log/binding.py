@@ -3,13 +3,16 @@
     byte   0        4         8                24             32      36
            +--------+---------+----------------+--------------+-------+------------
            | "TLOG" | version | id of the log  | first_offset | crc32 | frames or
-           | 4s     | u32 = 1 | 16 bytes       | u64          | u32   | blocks ...       all little-endian
+           | 4s     | u32     | 16 bytes       | u64          | u32   | blocks ...       all little-endian
            +--------+---------+----------------+--------------+-------+------------
 
 Invariants
 - The id is 16 random bytes, generated with the log, and never changes: a log that is deleted and created again is
   another log. In documents it is written as 32 hex digits.
 - `first_offset` is that of the first frame after the header. The crc32 is zlib's, over the 32 bytes before it.
+- Version 1 is that of WAL files and of objects. Version 2 is that of staged rows, which do not know their offsets: the
+  frames are numbered from 0, and so is `first_offset`. Such an object may become part of its log as it is. Its name
+  says where in the log it begins, and readers add that.
 - Bytes of another log are refused with an error that names both ids: they are never read as data.
 """
 
@@ -32,6 +35,7 @@ from tidelog.log.frame import crc32, find_frame
 
 MAGIC = b"TLOG"
 VERSION = 1
+STAGED_VERSION = 2
 _CLAIMS = struct.Struct("<4sI16sQ")
 _CRC = struct.Struct("<I")
 BINDING_BYTES = _CLAIMS.size + _CRC.size
@@ -44,6 +48,8 @@ class Binding(NamedTuple):
 
     log_id: str
     first_offset: int
+    is_staged: bool = False
+    """Whether the frames are numbered from 0, wherever in the log they are."""
 
 
 def new_log_id() -> str:
@@ -58,7 +64,16 @@ def is_log_id(text: str) -> bool:
 
 def encode_binding(log_id: str, first_offset: int) -> bytes:
     """The header of a file or an object."""
-    claims = _CLAIMS.pack(MAGIC, VERSION, bytes.fromhex(log_id), first_offset)
+    return _encoded(VERSION, log_id, first_offset)
+
+
+def encode_staged_binding(log_id: str) -> bytes:
+    """The header of rows that are staged for a log."""
+    return _encoded(STAGED_VERSION, log_id, 0)
+
+
+def _encoded(version: int, log_id: str, first_offset: int) -> bytes:
+    claims = _CLAIMS.pack(MAGIC, version, bytes.fromhex(log_id), first_offset)
     return claims + _CRC.pack(crc32(claims))
 
 
@@ -72,18 +87,21 @@ def decode_binding(data: bytes | memoryview) -> Binding:
         raise DataError("not the header of a log")
     if _CRC.unpack_from(data, _CLAIMS.size)[0] != crc32(claims):
         raise DataError("damaged header")
-    if version != VERSION:
-        raise DataError(f"header version {version}; this tidelog reads version {VERSION}")
-    return Binding(log_id.hex(), first_offset)
+    if version not in (VERSION, STAGED_VERSION):
+        raise DataError(f"header version {version}; this tidelog reads versions {VERSION} and {STAGED_VERSION}")
+    return Binding(log_id.hex(), first_offset, version == STAGED_VERSION)
 
 
-def check_binding(data: bytes | memoryview, key: str, log_id: str, first_offset: int) -> None:
-    """DataError unless the header at the start of an object is that of this log and this offset."""
+def check_binding(data: bytes | memoryview, key: str, log_id: str, first_offset: int) -> int:
+    """DataError unless the header at the start of an object is that of this log and this offset. Returns what the
+    numbers of its frames lack to be offsets: 0, but for staged rows."""
     found = decode_binding(data)
     if found.log_id != log_id:
         raise OtherLogError(path=key, expected=log_id, found=found.log_id, operation="read", hint=OBJECT_HINT)
-    if found.first_offset != first_offset:
-        raise DataError(f"header for offset {found.first_offset}, expected offset {first_offset}")
+    expected = 0 if found.is_staged else first_offset
+    if found.first_offset != expected:
+        raise DataError(f"header for offset {found.first_offset}, expected offset {expected}")
+    return first_offset - expected
 
 
 # Files over other files: everything is passed on, and a subclass changes what it is for.
@@ -240,6 +258,8 @@ class BoundFiles(WrappedFiles):
             return BoundFile(file, log_id or "", None)
         try:
             binding = decode_binding(file.read_at(0, BINDING_BYTES))
+            if binding.is_staged:
+                raise DataError("the header of staged rows, which are no file of a log")
         except DataError as error:
             return self._without_header(file, path, log_id or "", error.message)
         if log_id is not None and binding.log_id != log_id:

@@ -31,6 +31,7 @@ from tidelog.cold.fetch import Fetcher
 from tidelog.cold.reader import ObjectFrames
 from tidelog.cold.upload import checksum_text
 from tidelog.errors import ConflictError, CorruptionError, DataError, InputError, RetryError
+from tidelog.log.binding import encode_staged_binding, is_log_id
 from tidelog.log.frame import Frames, crc32
 from tidelog.staging.document import StagedCommit, StagingDocument, StagingStatus, decode_staging, encode_staging
 from tidelog.store.document import VersionedDocument
@@ -40,7 +41,7 @@ from tidelog.store.object_store import ObjectStore, ObjectWriter
 
 # Staged rows: frames in objects of their own, numbered from 0 in each, and the manifest that lists those that count.
 #
-#     .../staging/{staged_commit}/{partition:05}-{attempt}.tlog     frames as in a file of the log
+#     .../staging/{staged_commit}/{partition:05}-{attempt}.tlog     frames as in a file of the log, after a header
 #     .../staging/{staged_commit}/manifest-{token}.json      {"id": ..., "parts": [{"key": ..., "rows": ..., ...}]}
 #
 # Invariants
@@ -48,6 +49,8 @@ from tidelog.store.object_store import ObjectStore, ObjectWriter
 # - Everything read of a part has been verified: every frame, its number, how many there are, how many bytes. The first
 #   reader of a whole part verifies its checksum as well.
 # - A part without rows is not written.
+# - A part that names its log begins with the header of staged rows (`log/binding.py`), and has all that an object of
+#   that log has to have: it may become one as it is (`publish.py`). One that names none has no header.
 
 
 class StagedPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +60,8 @@ class StagedPart(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     bytes: int
     checksum: str
+    log_id: str = ""
+    """Which log its header names."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,18 +71,26 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[StagedPart, ...]
 
 
+def header_of(part: StagedPart) -> bytes:
+    """What a part begins with."""
+    return encode_staged_binding(part.log_id) if part.log_id else b""
+
+
 class PartWriter:
     """Writes one part. Leaving its `with` publishes it, leaving by an exception leaves nothing.
 
     `part` is set afterwards, unless there was no row.
     """
 
-    def __init__(self, objects: ObjectStore, key: str) -> None:
+    def __init__(self, objects: ObjectStore, key: str, log_id: str = "") -> None:
+        """`log_id` is that of the log that the rows are for, where it is known."""
         self.part: StagedPart | None = None
         self.rows = 0
         """So many rows were written: the number that the next frame must have."""
+        self.bytes_written = 0
         self._objects = objects
         self._key = key
+        self._log_id = log_id
         self._writer: ObjectWriter | None = None
         self._crc = 0
 
@@ -87,9 +100,15 @@ class PartWriter:
             raise InputError(f"{rows} rows in {len(frames)} bytes cannot be written")
         if self._writer is None:
             self._writer = self._objects.open_writer(self._key)
-        self._writer.write(frames)
-        self._crc = crc32(frames, self._crc)
+            if self._log_id:
+                self._write(self._writer, encode_staged_binding(self._log_id))
+        self._write(self._writer, frames)
         self.rows += rows
+
+    def _write(self, writer: ObjectWriter, data: bytes | memoryview) -> None:
+        writer.write(data)
+        self._crc = crc32(data, self._crc)
+        self.bytes_written = writer.bytes_written
 
     def __enter__(self) -> Self:
         return self
@@ -101,8 +120,13 @@ class PartWriter:
             return
         self._writer.__exit__(kind, error, traceback)
         if kind is None:
-            size = self._writer.bytes_written
-            self.part = StagedPart(key=self._key, rows=self.rows, bytes=size, checksum=checksum_text(self._crc))
+            self.part = StagedPart(
+                key=self._key,
+                rows=self.rows,
+                bytes=self.bytes_written,
+                checksum=checksum_text(self._crc),
+                log_id=self._log_id,
+            )
 
 
 def read_part(
@@ -127,7 +151,7 @@ def read_whole_part(
     fetcher: Fetcher, part: StagedPart, done_below: Callable[[int], None] | None = None
 ) -> Iterator[Frames]:
     """All frames of a part; after the last one the part is known to be what was committed."""
-    crc = 0
+    crc = crc32(header_of(part))
     for frames in read_part(fetcher, part, 0, done_below):
         crc = crc32(memoryview(frames.buffer)[frames.start_of(0) : frames.end], crc)
         yield frames
@@ -147,14 +171,14 @@ def _described(part: StagedPart) -> Descriptor:
         last_time_us=None,
         reached_time_us=None,
         size=part.bytes,
-        raw_size=part.bytes,
+        raw_size=part.bytes - len(header_of(part)),
         etag="",
         checksum=part.checksum,
         codec="none",
         epoch=0,
         created_us=0,
-        log_id="",
-        offset_index=((0, 0),),
+        log_id=part.log_id,
+        offset_index=((0, len(header_of(part))),),
         largest_bytes=part.bytes,  # ingest refuses rows that are too large, and names them
     )
 
@@ -173,6 +197,8 @@ def decode_manifest(data: bytes, key: str, checksum: str) -> Manifest:
     except JSON_ERRORS as error:
         raise DataError(f"{key} cannot be understood: {error}", operation="ingest") from error
     for part in manifest.parts:
+        if part.log_id and not is_log_id(part.log_id):
+            raise DataError(f"{key} lists {part.key} for a log {part.log_id!r:.80}", operation="ingest")
         if not (0 < part.rows <= MAX_NUMBER and 0 < part.bytes <= MAX_NUMBER):
             raise DataError(f"{key} lists {part.key} with {part.rows} rows in {part.bytes} bytes", operation="ingest")
     return manifest

@@ -81,14 +81,8 @@ class StagedRows:
         return read_whole_part(self._staging.fetcher, part, self._letting_go(part))
 
     def parts(self) -> tuple[StagedPart, ...]:
-        """What the manifest lists; DataError or NotFoundError when it is not what was committed."""
         if self._parts is None:
-            one = self._staged
-            data = self._staging.objects.get(one.manifest).data
-            parts = decode_manifest(data, one.manifest, one.checksum).parts
-            if (sum(part.rows for part in parts), sum(part.bytes for part in parts)) != (one.rows, one.bytes):
-                raise DataError(f"{one.manifest} does not list the {one.rows} rows that were committed")
-            self._parts = parts
+            self._parts = parts_of(self._staging.objects, self._staged)
         return self._parts
 
     def _from_parts(self, first_row: int) -> Iterator[Frames]:
@@ -122,6 +116,15 @@ class StagedRows:
             some = min(count, _ROWS_AT_ONCE)
             yield encode_many(0, [LOST_PAYLOAD] * some)
             count -= some
+
+
+def parts_of(objects: ObjectStore, one: StagedCommit) -> tuple[StagedPart, ...]:
+    """What the manifest of a staged commit lists; DataError or NotFoundError when it is not what was committed."""
+    data = objects.get(one.manifest).data
+    parts = decode_manifest(data, one.manifest, one.checksum).parts
+    if (sum(part.rows for part in parts), sum(part.bytes for part in parts)) != (one.rows, one.bytes):
+        raise DataError(f"{one.manifest} does not list the {one.rows} rows that were committed")
+    return parts
 
 
 def check_sizes(frames: Frames, max_message_bytes: int) -> None:

@@ -16,17 +16,21 @@ import msgspec
 
 from tidelog.clock import Clock
 from tidelog.cold.catalog import Catalog, PartitionLayout
-from tidelog.cold.ownership import read_local_claim
+from tidelog.cold.ownership import OwnedCatalog, read_local_claim
+from tidelog.cold.reader import History
 from tidelog.cold.retention import LocalPruner
 from tidelog.cold.settings import TierSettings
 from tidelog.cold.tiered_log import Tier
 from tidelog.errors import ConfigError, ConflictError, Hint, InputError, NotSupportedError
 from tidelog.files import Files
 from tidelog.log import Log, LogSettings
-from tidelog.log.binding import made_log_id
+from tidelog.log.binding import made_log_id, write_log_id
 from tidelog.log.directory import wal_files
+from tidelog.log.frame import Frames
 from tidelog.log.view import LogView
 from tidelog.staging.ingest import ingester_of
+from tidelog.staging.publish import StagedPublisher, staged_log_id
+from tidelog.staging.rows import check_sizes
 from tidelog.store.document import retried
 from tidelog.store.keys import PARTITION_SUFFIX
 from tidelog.store.metadata.base import Check, Delete
@@ -262,12 +266,16 @@ class TopicOpener:
             return self._open_local(name, directory, effective, seal, first_offset, partition)
         self._stagings.bring_along(name, catalog, self.tier.objects)
         self._make(directory)
+        publishes = not self.tier.runs_in_background
+        if publishes and (log_id := staged_log_id(self.tier.objects, catalog)) is not None:
+            write_log_id(self._files, directory, log_id)
         tiered = self.tier.open_log(
             *(directory, name.namespace, name.name, self._log_settings, effective),
             time_field=TIMESTAMP_FIELD,
             first_offset=first_offset,
             group_of=group_of,
             open_staged=lambda tiered: ingester_of(tiered, self._log_settings.max_message_bytes, check_readable),
+            publish_staged=functools.partial(self._publish_staged, effective) if publishes else None,
             take_over=take_over,
             is_covered=True,
             catalog=catalog,
@@ -280,6 +288,14 @@ class TopicOpener:
             tiered.let_go()
             raise
         return _with_defaults(Topic(name, tiered.log, self._clock, tiered, seal, partition=partition), effective)
+
+    def _publish_staged(self, settings: TierSettings, owned: OwnedCatalog, history: History, next_offset: int) -> int:
+        def check(frames: Frames) -> None:
+            check_sizes(frames, self._log_settings.max_message_bytes)
+            check_readable(frames)
+
+        publisher = StagedPublisher(owned, history, settings, self._clock, TIMESTAMP_FIELD, check)
+        return publisher.publish(next_offset)
 
     def _make(self, directory: Path) -> None:
         """A topic's directory, durable in its namespace. Who made it may have been killed before that was synced: once

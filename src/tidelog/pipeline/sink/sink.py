@@ -27,6 +27,7 @@ from tidelog.errors import (
     RetryError,
 )
 from tidelog.files import LocalFiles, explained
+from tidelog.log.binding import new_log_id
 from tidelog.pipeline.address import Root
 from tidelog.pipeline.ingest import (
     bound_place,
@@ -305,12 +306,18 @@ def _is_headers(kind: DataType) -> bool:
 def staging_location(options: SinkOptions) -> StagingLocation:
     """Where the tasks of a write stage their rows."""
     place, directory = bound_place(options.root), directory_alone(options.root)
-    layout = None
+    layout, log_id, settings = None, "", options.root.load()
     if options.topic is not None:
         _refuse_live(options.root, parse_topic_name(options.topic))
         layout = layout_of(place, directory, options.topic)
-    limit = options.root.load().log.max_message_bytes
-    return StagingLocation(place, options.topic, limit, layout, directory, options.is_table)
+        if layout is None and directory is None:
+            owner = place.catalog(options.topic).owner()
+            log_id = new_log_id() if owner is None else owner[0].log_id
+    return StagingLocation(
+        *(place, options.topic, settings.log.max_message_bytes, layout, directory, options.is_table),
+        log_id=log_id,
+        max_part_bytes=settings.tier.max_object_bytes,
+    )
 
 
 class SinkCommit:

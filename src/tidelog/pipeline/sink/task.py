@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +48,9 @@ class StagingLocation(msgspec.Struct, frozen=True):
     """Where a write stages its rows, and the largest message that it may have there.
 
     `layout` is that of the topic, if there is one for all rows. `directory` is the log directory that has no store.
-    `is_table`: the rows are those of an INSERT into a table of Spark's catalog.
+    `is_table`: the rows are those of an INSERT into a table of Spark's catalog. `log_id` is that of the log of the
+    topic, or the one that a new topic is to have; empty where it is not one log, or has no store. Parts have no more
+    than about `max_part_bytes`.
     """
 
     place: TopicLocation
@@ -56,6 +59,8 @@ class StagingLocation(msgspec.Struct, frozen=True):
     layout: PartitionLayout | None = None
     directory: Path | None = None
     is_table: bool = False
+    log_id: str = ""
+    max_part_bytes: int = sys.maxsize
 
 
 class StagedParts(dict[str, list[StagedPart]]):
@@ -190,6 +195,8 @@ class _Staging:
     def __init__(self, target: StagingLocation, staged_commit: str, partition: int) -> None:
         self._place = target.place
         self._max_message_bytes = target.max_message_bytes
+        self._max_part_bytes = target.max_part_bytes
+        self._log_id = target.log_id
         self._staged = staged_commit
         self._partition = partition
         self._writers: dict[str, PartWriter] = {}
@@ -206,6 +213,10 @@ class _Staging:
             before = sum(part.rows for part in self.parts.get(topic, ())) + writer.rows
             error.operation = f"task {self._partition}, after its first {before} rows for {topic}"
             raise
+        if writer.rows and writer.bytes_written + len(frames.buffer) > self._max_part_bytes:
+            self._finish(topic)
+            self.write(topic, rows)
+            return
         writer.write(frames.buffer, rows.num_rows)
         self._held_bytes[topic] = min(self._held_bytes[topic] + len(frames.buffer), _MOST_HELD_BYTES_A_PART)
         while len(self._writers) > _MOST_OPEN or sum(self._held_bytes.values()) > _MOST_HELD_BYTES:
@@ -223,7 +234,7 @@ class _Staging:
     def _open(self, topic: str) -> PartWriter:
         keys = self._place.keys(str(parse_topic_name(topic)))
         key = keys.staged_part(self._staged, self._partition, secrets.token_hex(8))
-        writer = self._writers[topic] = PartWriter(_store_for_writing(self._place), key)
+        writer = self._writers[topic] = PartWriter(_store_for_writing(self._place), key, self._log_id)
         self._held_bytes[topic] = 0
         return writer
 

@@ -105,7 +105,8 @@ def _from_objects(
         return
     assert place is not None, "what is in objects has a store"
     catalog = PlannedCatalog(part.descriptors, place.keys(part.topic), lambda: place.catalog(part.topic))
-    reader = History(catalog, place.objects, place.fetchers).read(start, stop, on_gap="skip" if skips_gaps else "raise")
+    history = History(catalog, place.objects, place.fetchers, payloads_only=True)
+    reader = history.read(start, stop, on_gap="skip" if skips_gaps else "raise")
     yield from reader
     if not reader.reached_stop and not skips_gaps:
         raise OffsetOutOfRangeError(f"{part.topic}: offset {reader.offset} is not in the store any more")
