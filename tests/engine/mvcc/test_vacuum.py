@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from tests.engine.model import Model, batch
 
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import CopyObject, CreateBucket, DeleteBucket, DeleteObject, Entry, PutObject
+from tidelog.engine.mvcc import vacuum_rules
 from tidelog.engine.mvcc.cells import (
     at,
     bucket_prefix,
@@ -27,7 +29,7 @@ from tidelog.engine.mvcc.cells import (
     object_prefix,
     seq_of,
 )
-from tidelog.engine.mvcc.vacuum_rules import Rule, judged
+from tidelog.engine.mvcc.vacuum_rules import LiveBytes, Rule, judged, sweep
 from tidelog.engine.mvcc.versions import BucketVersion
 from tidelog.errors import ClosedError, InputError, NotFoundError
 from tidelog.testing import FaultyFiles
@@ -344,3 +346,38 @@ def test_entries_are_applied_and_read_while_versions_go() -> None:
         assert found.garbage.versions_removed > 100
         for seq in [seq for seq in model.states if seq >= found.history_start_seq]:
             assert engine.digest(seq) == model.digest(seq)
+
+
+@pytest.mark.parametrize("horizon", [0, 25_000])
+@pytest.mark.parametrize("has_tombstones", [False, True])
+def test_name_with_many_versions_is_swept_in_bounded_memory(
+    monkeypatch: pytest.MonkeyPatch, horizon: int, has_tombstones: bool
+) -> None:
+    """What goes and what stays is the same as in one step, and never more than some steps are held at once."""
+    cells = [
+        (at(object_prefix("b", name), seq), encode_tombstone(0) if has_tombstones and seq % 7 == 0 else pointer(seq))
+        for name, versions in (("a", 3), ("k", 30_000), ("l", 9000), ("m", 5))
+        for seq in range(versions + 1, 1, -1)
+    ]
+    rule = Rule(horizon, 2, {b"b": BucketVersion(1, 0, False)})
+    at_once, held = LiveBytes([(1, 20_000), (20_000, 1 << 40)]), list[int]()
+    whole = list(sweep([cells], rule, at_once))
+    judge_cells = vacuum_rules.judge_cells
+
+    def judge(some: list[tuple[bytes, bytes]], *rest: Any) -> Any:
+        held.append(len(some))
+        return judge_cells(some, *rest)
+
+    monkeypatch.setattr(vacuum_rules, "judge_cells", judge)
+    live = LiveBytes([(1, 20_000), (20_000, 1 << 40)])
+    found = list(sweep([[], *(cells[begin : begin + 1000] for begin in range(0, len(cells), 1000)), []], rule, live))
+    assert max(held) <= 10_000
+    assert max(len(one.doomed) for one in found) <= 10_000
+    assert [key for one in found for key in one.doomed] == [key for one in whole for key in one.doomed]
+    assert sum(one.stored_bytes for one in found) == sum(one.stored_bytes for one in whole)
+    assert sum(one.kept for one in found) == sum(one.kept for one in whole)
+    assert live.numbers == at_once.numbers
+
+
+def pointer(seq: int) -> bytes:
+    return encode_pointer(0, 100, 1, 0, seq, 1000 * seq, 100)

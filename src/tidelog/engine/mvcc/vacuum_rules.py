@@ -12,12 +12,14 @@ Invariants
   and is removed. So is a tombstone below which nothing is left: no row means the same.
 - Rows of buckets likewise: of each the last one that is not above the horizon stays, unless it is a deletion.
 - Of one name the oldest is removed first. In that order, nothing older ever becomes visible instead.
+- Memory is bounded by some steps of the scan, and by 8 bytes for each version of one name that goes.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from tidelog._native import count_cells, judge_cells
@@ -25,6 +27,8 @@ from tidelog.engine.mvcc.cells import BUCKETS, SEQ_BYTES, at, decode_cell, is_po
 from tidelog.engine.mvcc.versions import BucketVersion
 
 _ANY_KEY = bytes(1 + SEQ_BYTES)
+# A name with more versions than this is judged one by one: what is not complete is looked at again with every step.
+_MOST_CELLS = 8192
 _GONE = 1  # the flag of a tombstone, and of a deleted bucket
 OnKept = Callable[[bytes], None]
 
@@ -134,12 +138,38 @@ def sweep(steps: Iterable[list[tuple[bytes, bytes]]], rule: Rule, live: LiveByte
     not plain: buckets, tombstones, and what is hidden.
     """
     cells: list[tuple[bytes, bytes]] = []
-    for step in steps:
+    rest = iter(steps)
+    for step in rest:
         cells += step
         done, swept = _swept(cells, rule, live, is_last=False)
         del cells[:done]
         yield swept
+        if len(cells) > _MOST_CELLS:
+            yield from _swept_name(cells, rest, rule, live)
     yield _swept(cells, rule, live, is_last=True)[1]
+
+
+def _swept_name(
+    cells: list[tuple[bytes, bytes]], steps: Iterator[list[tuple[bytes, bytes]]], rule: Rule, live: LiveBytes
+) -> Iterator[Swept]:
+    """Judges the name that the cells begin with, however many versions it has; leaves the cells behind it."""
+    prefix, count = cells[0][0][:-SEQ_BYTES], 0
+    name = _Name(prefix, rule, live.note)
+    while True:
+        own = next((number for number, (key, _) in enumerate(cells) if key[:-SEQ_BYTES] != prefix), len(cells))
+        for key, value in cells[:own]:
+            name.add(seq_of(key), value)
+        count += own
+        del cells[:own]
+        if cells or (step := next(steps, None)) is None:
+            break
+        cells += step
+        yield Swept([], 0, 0)  # a collection may be told to stop
+    verdict = name.verdict()
+    doomed = verdict.doomed()
+    while some := list(islice(doomed, _MOST_CELLS)):
+        yield Swept(some, 0, 0)
+    yield Swept([], verdict.stored_bytes, count - len(verdict.seqs))
 
 
 def _swept(cells: list[tuple[bytes, bytes]], rule: Rule, live: LiveBytes, *, is_last: bool) -> tuple[int, Swept]:
