@@ -129,6 +129,19 @@ def test_what_the_store_has_dropped_leaves_the_disk_too() -> None:
     node.crash()
 
 
+def test_values_stay_on_the_disk_when_the_store_drops_a_log_that_was_compacted() -> None:
+    """The loss: compacted values are still pointed to where they are, and every read of a hot one asked the store."""
+    node = EngineNode(new_store(), **{**SETTINGS, "local_retention_bytes": 1 << 30}).open()
+    with node:
+        node.apply_these(enumerate([CreateBucket("b"), *(PutObject("b", f"k{n}", b"v" * 900) for n in range(60))], 1))
+        node.ship_all()
+        compact_by_hand(node.objects)
+        node.engine.create_checkpoint()
+        node.engine.create_checkpoint()
+        assert node.engine.collect_garbage().dropped_pieces > 3
+        assert {node.engine.read("b", f"k{n}").tier for n in range(60)} == {"hot"}
+
+
 def test_checkpoints_are_made_only_for_pieces_that_wait_for_one() -> None:
     """Each costs an image of every page that is changed after it, which would be more log than the values are."""
     engine = open_local(DIRECTORY, FaultyFiles(), msgspec.structs.replace(SMALL, **SETTINGS))

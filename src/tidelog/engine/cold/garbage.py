@@ -447,7 +447,8 @@ class StorePieces(Pieces):
             if doomed:
                 link.owned.move_start(doomed[-1].next_offset)
                 retried(lambda: remove_published(link.owned, link.objects, doomed), catalog.keys.segments_prefix)
-                self._shipping.purge_below(doomed[-1].next_offset)
+                if link.published.compacted is None:  # else values that are read here may be there
+                    self._shipping.purge_below(doomed[-1].next_offset)
             return len(doomed), sum(one.size for one in doomed)
 
     def finish(self) -> None:

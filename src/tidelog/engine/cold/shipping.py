@@ -460,8 +460,8 @@ class Shipping(Policy):
             return freed + core.values.evict(max(0, room), lambda name: name.seq <= stored_seq)
 
     def purge_below(self, dropped_lsn: int) -> None:
-        """As `purge`, when the store has dropped its log below an LSN: nobody points there, so it goes here too,
-        however much may stay on the disk.
+        """As `purge`, when the store has dropped its log below an LSN to which nobody points: it goes here too, however
+        much may stay on the disk.
         """
         self._dropped_lsn = max(self._dropped_lsn, dropped_lsn)
         self.purge()
