@@ -7,6 +7,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Literal, Protocol, Unpack, overload
@@ -31,10 +32,10 @@ from tidelog.engine.orchestrator.base import Orchestrator, check_orchestrator, d
 from tidelog.engine.reader import EngineReader
 from tidelog.engine.recovery.checkpoint import refuse_half_restored
 from tidelog.engine.recovery.restore import DrillStore, OnProgress, Restore, RestoreProgress, RestoreReport
-from tidelog.engine.recovery.takeover import commit_takeover, finish_takeover, prepare_takeover
+from tidelog.engine.recovery.takeover import commit_takeover, discard_takeover, finish_takeover, prepare_takeover
 from tidelog.engine.restoring import RestoringEngine
 from tidelog.engine.succession import Succession
-from tidelog.errors import ConfigError, Hint, InputError, NotFoundError, RetryError, TidelogError
+from tidelog.errors import ClosedError, ConfigError, Hint, InputError, NotFoundError, RetryError, TidelogError
 from tidelog.events import turn_on_output
 from tidelog.files import Files, LocalFiles
 from tidelog.log import shutdown as stopping
@@ -502,6 +503,7 @@ def _follower(
     on_take_over: OnTakeOver | None,
 ) -> Engine:
     threads, settings = Threads(), config.storage_engine
+    discard_takeover(core.files, core.directory)  # of a process that was killed
     replicas = [open_store(replica, config.object_store) for replica in settings.replicas]
     cold = SharedStore(core, objects, metadata, info.keys, replicas=replicas, threads=threads, node=info.node)
     taking_over = Lock()
@@ -527,10 +529,11 @@ def _follower(
             on_take_over=on_take_over,
         )
 
-    def succeed(dead: Owner) -> None:
+    def succeed(dead: Owner) -> Callable[[], object] | None:
         follower = known()
-        if follower is not None and on_take_over is not None:
-            on_take_over(take_over(follower, dead.epoch))
+        if follower is None or on_take_over is None:
+            return None
+        return partial(on_take_over, take_over(follower, dead.epoch))
 
     if settings.take_over_after_seconds is not None and on_take_over is not None:
         cold.succession = Succession(settings.take_over_after_seconds, core.clock, cold.dead_owner, succeed)
@@ -568,16 +571,24 @@ def _restore_beside(
     """A copy of what is in the store, which owns it then, beside the replica; in the place of any owner, or only of a
     dead one that had an epoch.
     """
-    restore_directory(
-        prepare_takeover(files, directory),
-        config,
-        files=files,
-        clock=clock,
-        take_over=only_from_epoch is None,
-        only_from_epoch=only_from_epoch,
-        name=name,
-        on_progress=on_progress,
-    )
+    copy = prepare_takeover(files, directory)
+    try:
+        restore_directory(
+            copy,
+            config,
+            files=files,
+            clock=clock,
+            take_over=only_from_epoch is None,
+            only_from_epoch=only_from_epoch,
+            name=name,
+            on_progress=on_progress,
+        )
+    except ClosedError:
+        raise  # the directory may be somebody else's by now
+    except (TidelogError, OSError):
+        with contextlib.suppress(TidelogError, OSError):
+            discard_takeover(files, directory)
+        raise
 
 
 def _at(config: EngineConfig, info: EngineDirectory) -> EngineConfig:

@@ -39,7 +39,7 @@ class Succession:
         after_seconds: float,
         clock: Clock,
         dead_owner: Callable[[], Owner | None],
-        take_over: Callable[[Owner], None],
+        take_over: Callable[[Owner], Callable[[], object] | None],
     ) -> None:
         self._clock = clock
         self._dead_owner = dead_owner
@@ -73,12 +73,19 @@ class Succession:
 
     def _attempted(self, owner: Owner) -> None:
         try:
-            self._take_over(owner)
+            tell = self._take_over(owner)
         except ClosedError:
             return  # nobody uses the replica any more
         except (HeldError, ConflictError) as error:
             _logger.info("another replica was faster, and is followed: %s", error.message)
-        except (TidelogError, OSError) as error:
-            _logger.warning("taking over failed, and is tried again while the replica is open: %s", error)
-        except Exception:  # of the program's own function: its thread has nobody else to tell
-            _logger.exception("on_take_over failed; the engine that it was given is the owner of the store")
+            return
+        except Exception as error:
+            is_known = isinstance(error, TidelogError | OSError)
+            text = "taking over failed, and is tried again while the replica is open: %s"
+            _logger.warning(text, error, exc_info=not is_known)
+            return
+        try:
+            if tell is not None:
+                tell()
+        except Exception:  # its thread has nobody else to tell
+            _logger.exception("the store was taken over, and on_take_over, or the orchestrator before it, failed")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -49,6 +50,7 @@ class Looking:
         self.found: Owner | Exception | None = None
         self.taken: list[int] = []
         self.failure: Exception | None = None
+        self.failure_of_program: Exception | None = None
         self.succession = Succession(AFTER_SECONDS, self.clock, self._dead_owner, self._take_over)
 
     def _dead_owner(self) -> Owner | None:
@@ -56,10 +58,15 @@ class Looking:
             raise self.found
         return self.found
 
-    def _take_over(self, owner: Owner) -> None:
+    def _take_over(self, owner: Owner) -> Callable[[], None]:
         self.taken.append(owner.epoch)
         if self.failure is not None:
             raise self.failure
+        return self._on_take_over
+
+    def _on_take_over(self) -> None:
+        if self.failure_of_program is not None:
+            raise self.failure_of_program
 
     def pass_seconds(self, seconds: float) -> None:
         """Looks as often as it wants to meanwhile."""
@@ -88,6 +95,19 @@ def test_owner_that_stays_dead_is_replaced_once_it_was_waited_for() -> None:
     looking.failure = StoreUnavailableError("away")
     looking.pass_seconds(2 * AFTER_SECONDS)
     assert looking.taken == [3, 3]
+
+
+@pytest.mark.parametrize("failure", [ConflictError("of the program"), tidelog.ClosedError("its own"), KeyError("k")])
+def test_failure_of_the_program_is_not_taken_for_a_faster_replica(
+    failure: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loss: its replica is closed, nobody drives the new owner, and the log said that all is well."""
+    looking = Looking()
+    looking.found, looking.failure_of_program = dead(3), failure
+    with caplog.at_level("INFO", "tidelog.engine"):
+        looking.pass_seconds(2 * AFTER_SECONDS)
+    assert looking.taken == [3]
+    assert [(one.levelname, "on_take_over" in one.getMessage()) for one in caplog.records] == [("ERROR", True)]
 
 
 @pytest.mark.parametrize("between", [None, dead(4), StoreUnavailableError("away")])
@@ -177,11 +197,12 @@ def test_race_of_two_replicas_has_one_winner(tmp_path: Path) -> None:
     shared: list[Any] = [one._upkeep.cold for one in followers]
     owner = shared[0].dead_owner()
     with ThreadPoolExecutor(2) as threads:
-        tries = [threads.submit(one.succession._take_over, owner) for one in shared]
+        tries = [threads.submit(lambda one: one.succession._take_over(owner)(), one) for one in shared]
         failures = [one.exception(60) for one in tries]
     assert [isinstance(one, HeldError | ConflictError) for one in failures if one is not None] == [True]
     (winner,) = new
     (other,) = (one for one in followers if not one._standing.is_closed)
+    assert not list(tmp_path.glob("*/takeover")), "a copy of the whole index, which nobody needs"
     winner.apply_many([(3, PutObject("b", "k", b"w"))])
     winner.update_low_water_mark(3)
     assert winner.ship() == 3
@@ -211,6 +232,19 @@ def test_owner_that_came_after_the_dead_one_is_not_replaced(tmp_path: Path) -> N
     assert b.is_follower
     assert shared.dead_owner().epoch > before.epoch
     b.close()
+
+
+def test_copy_that_a_killed_replica_left_goes_when_it_is_opened(tmp_path: Path) -> None:
+    """It is as large as the index, and the next takeover may be far away."""
+    given: dict[str, Any] = {"store": (tmp_path / "store").as_uri(), "shares_store": True}
+    with tidelog.open_engine(tmp_path / "a", **given), tidelog.open_engine(tmp_path / "b", **given) as b:
+        assert b.is_follower
+        b.close()
+        (tmp_path / "b" / "takeover" / "wal").mkdir(parents=True)
+        (tmp_path / "b" / "takeover" / "pages.db").write_bytes(b"half")
+        with tidelog.open_engine(tmp_path / "b", **given) as again:
+            assert again.is_follower
+            assert not (tmp_path / "b" / "takeover").exists()
 
 
 def test_replica_that_is_closed_takes_nothing_over(tmp_path: Path) -> None:

@@ -36,10 +36,15 @@ _VERSION = 1
 
 def prepare_takeover(files: Files, directory: Path) -> Path:
     """An empty directory for the copy. The caller restores into it."""
+    discard_takeover(files, directory)
+    return directory / TAKEOVER
+
+
+def discard_takeover(files: Files, directory: Path) -> None:
+    """Removes a copy that is not whole, which takes as much room as the index. The caller has the directory."""
     with explained("take over", directory):
         if files.is_directory(directory / TAKEOVER):
             files.remove_tree(directory / TAKEOVER)
-        return directory / TAKEOVER
 
 
 def commit_takeover(files: Files, directory: Path) -> None:
