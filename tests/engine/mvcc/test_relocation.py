@@ -133,7 +133,8 @@ def test_values_stay_on_the_disk_when_the_store_drops_a_log_that_was_compacted()
     """The loss: compacted values are still pointed to where they are, and every read of a hot one asked the store."""
     node = EngineNode(new_store(), **{**SETTINGS, "local_retention_bytes": 1 << 30}).open()
     with node:
-        node.apply_these(enumerate([CreateBucket("b"), *(PutObject("b", f"k{n}", b"v" * 900) for n in range(60))], 1))
+        puts: list[Entry] = [PutObject("b", f"k{n}", b"v" * 900) for n in range(60)]
+        node.apply_these(list(enumerate([CreateBucket("b"), *puts], 1)))
         node.ship_all()
         compact_by_hand(node.objects)
         node.engine.create_checkpoint()

@@ -16,6 +16,7 @@ from tests.campaign import examples, first_seed
 from tests.engine.engines import SMALL, RandomEntries, assert_same, assert_state, open_local
 from tests.engine.model import Model, batch
 
+from tidelog import _native
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import CopyObject, CreateBucket, DeleteBucket, DeleteObject, Entry, PutObject
 from tidelog.engine.mvcc import vacuum_rules
@@ -362,11 +363,10 @@ def test_name_with_many_versions_is_swept_in_bounded_memory(
     rule = Rule(horizon, 2, {b"b": BucketVersion(1, 0, False)})
     at_once, held = LiveBytes([(1, 20_000), (20_000, 1 << 40)]), list[int]()
     whole = list(sweep([cells], rule, at_once))
-    judge_cells = vacuum_rules.judge_cells
 
     def judge(some: list[tuple[bytes, bytes]], *rest: Any) -> Any:
         held.append(len(some))
-        return judge_cells(some, *rest)
+        return _native.judge_cells(some, *rest)
 
     monkeypatch.setattr(vacuum_rules, "judge_cells", judge)
     live = LiveBytes([(1, 20_000), (20_000, 1 << 40)])

@@ -63,7 +63,8 @@ def run(
     if every and all(step.every is None for step in definition.steps):
         raise InputError("no step says `every`: there is no time to wait for", hint="Leave --every out, or add it")
     with ExitStack() as stack:
-        started = _session_of(session, definition, master, stack, may_be_kept=not every)
+        may_be_kept = not every and all(step.do != "python" for step in definition.steps)
+        started = _session_of(session, definition, master, stack, may_be_kept=may_be_kept)
         on_progress = stack.enter_context(progress_bars(session.output))
         once = partial(run_pipeline, definition, started, on_progress=on_progress, take_over=take_over)
         if every:
@@ -77,7 +78,8 @@ def _session_of(
 ) -> Callable[[], SparkSession]:
     """Starts Spark when it is first asked for, again if its Java was killed, and ends it with the stack.
 
-    A process that stays has a session of its own: a kept one ends when nothing is done in it for long.
+    A process that stays has a session of its own: a kept one ends when nothing is done in it for long. So do functions
+    of the user: workers of a kept one have imported what they call, as it was then.
     """
     from tidelog.pipeline.session.session import has_ended
 
