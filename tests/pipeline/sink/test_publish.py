@@ -11,12 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import tidelog
 from tidelog.clock import SystemClock
 from tidelog.cold.catalog import Catalog, Descriptor
 from tidelog.cold.merging import Merging
 from tidelog.cold.rebuild import rebuild_catalog
 from tidelog.errors import CorruptionError, OtherLogError, StoreUnavailableError, TidelogError
-from tidelog.log.binding import BINDING_BYTES, Binding, decode_binding
+from tidelog.files import LocalFiles
+from tidelog.log.binding import BINDING_BYTES, Binding, decode_binding, write_log_id
 from tidelog.log.frame import scan
 from tidelog.pipeline.address import Root, find_root
 from tidelog.pipeline.location import ReadPart
@@ -45,9 +47,9 @@ def root(tmp_path: Path) -> Root:
     return new_root(tmp_path / "store")
 
 
-def new_root(directory: Path) -> Root:
+def new_root(directory: Path, **settings: object) -> Root:
     directory.mkdir()
-    return find_root(directory.as_uri())
+    return find_root(directory.as_uri(), **settings)
 
 
 def value(version: int, number: int) -> bytes:
@@ -217,6 +219,30 @@ def test_small_parts_are_ingested_together(root: Root, monkeypatch: pytest.Monke
     write(root, 0, tasks=8)
     assert [one.count for one, _ in objects_of(root)] == [ROWS]
     assert values(root) == expected(0)
+
+
+def test_a_task_makes_parts_of_the_size_of_objects(tmp_path: Path) -> None:
+    """Rows of one task that are more than an object may have make several, in their order."""
+    root = new_root(tmp_path / "store", max_object_bytes=400)
+    target = staging_location(SinkOptions(root=root, topic=TOPIC))
+    batches = [pa.record_batch({"value": [value(0, 10 * batch + row) for row in range(10)]}) for batch in range(4)]
+    parts = stage_rows(iter(batches), target, APP, 0, 0)
+    assert [part.rows for part in parts[TOPIC]] == [10, 10, 10, 10]
+    SinkCommit(root, APP, 0).commit(parts, 60)
+    assert values(root) == expected(0)
+
+
+def test_staged_rows_are_no_file_of_a_log(root: Root, tmp_path: Path) -> None:
+    """Frames numbered from 0 are not taken for the messages of a WAL file, whatever its name is."""
+    write(root, 0)
+    with tidelog.open(tmp_path / "log") as log:
+        log.topic(TOPIC).append(b"one", sync=True)
+    (file,) = (tmp_path / "log").rglob("wal.*.log")
+    (descriptor, data), _ = objects_of(root)
+    write_log_id(LocalFiles(), file.parent, descriptor.log_id)
+    file.write_bytes(data)
+    with tidelog.open(tmp_path / "log") as log, pytest.raises(CorruptionError, match="staged rows"):
+        log.topic(TOPIC)
 
 
 def test_damaged_part_is_refused(root: Root) -> None:
