@@ -131,8 +131,7 @@ class CompactedValues:
         known = self._opened if self.warm((low, high)) else None
         if known is None:
             return []
-        for block in known.data.version_blocks(low, high):
-            places.in_index(first_unit, block)
+        places.in_index(first_unit, list(known.data.version_blocks(low, high)))
         return [blob_file.key for blob_file in known.data.compaction.blob_files]
 
     def locate(self, cell: Cell, key: bytes | None = None) -> tuple[str, int, int, int] | None:
