@@ -260,7 +260,7 @@ def place_in_index(
     places: bytearray,
     first_unit: int,
     prefix: bytes,
-    raw: bytes,
+    blocks: list[bytes],
     is_reverse: bool,
     /,
 ) -> int: ...

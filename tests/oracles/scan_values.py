@@ -70,12 +70,20 @@ def place_in_log(
 
 
 def place_in_index(
-    rows: list[Row], values: list[Any], places: bytearray, first_unit: int, prefix: bytes, raw: bytes, _: bool, /
+    rows: list[Row],
+    values: list[Any],
+    places: bytearray,
+    first_unit: int,
+    prefix: bytes,
+    blocks: list[bytes],
+    _: bool,
+    /,
 ) -> int:
-    """Places values in blob files, by a block of the version index; how many."""
-    block, placed = dict(rows_in(raw, _count(raw), b"")), 0
+    """Places values in blob files, by blocks of the version index; how many."""
+    versions = dict(row for raw in blocks for row in rows_in(raw, _count(raw), b""))
+    placed = 0
     for index in _wanted(rows, values, places):
-        found = block.get(at(prefix + rows[index][0].encode() + b"\0", rows[index][2]))
+        found = versions.get(at(prefix + rows[index][0].encode() + b"\0", rows[index][2]))
         place = None if found is None else _blob_pointer(found, rows[index][6])
         if place is not None:
             _put(places, index, place.byte, first_unit + place.blob_file, place.stored_bytes, place.codec)

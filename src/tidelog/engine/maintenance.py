@@ -85,6 +85,7 @@ class Maintenance:
         self.failed_checkpoints = 0
         self._collecting: Task | None = None
         self._collects_at = self._seals_at = self._due_bytes = _NEVER_POSITION
+        self._awaited_seq: int | None = None
         self._is_collecting = False
         if runs_in_background:
             interval = core.settings.checkpoint_interval_seconds
@@ -117,10 +118,14 @@ class Maintenance:
         should wait: if they make garbage faster than it is collected, they are slowed down, and disk and store stay
         bounded.
 
-        Garbage is collected when there may be much of it, however long ago it was.
+        Garbage is collected when there may be much of it, however long ago it was, and when values that were moved need
+        not be kept twice any longer.
         """
         if self._core.wal.next_position >= self._seals_at:
             self._end_file()
+        awaited = self._awaited_seq
+        if awaited is not None and self._core.marks.low_water_mark > awaited:
+            self._awaited_seq, self._collects_at = None, min(position, self._collects_at)
         if position < self._collects_at or self._collecting is None:
             return 0.0
         if not self._is_collecting:
@@ -145,7 +150,9 @@ class Maintenance:
         try:
             if self.cold is not None:
                 self.cold.ship()  # what is not in the store is kept
+            self._awaited_seq = None
             moved_bytes = garbage.collect().moved_bytes
+            self._awaited_seq = garbage.awaited_seq
         finally:
             self._due_bytes = garbage.next_due_bytes
             # What was written meanwhile, apart from moves, is not accounted for yet.

@@ -36,6 +36,8 @@ _FIRST_BYTES = 512 << 10
 _BATCH_ROWS = 8192
 _BATCH_BYTES = 8 << 20
 _BATCHES_AHEAD = 3
+# Each is so much larger than the one before, and one more is on its way: a long scan soon has its large requests.
+_GROWTH = 4
 
 
 class EngineScans(EngineStat):
@@ -114,7 +116,7 @@ class EngineScans(EngineStat):
                 if not waiting:
                     return
                 yield self._taken_rows(bucket, *waiting.popleft(), at)
-                ahead = _BATCHES_AHEAD
+                ahead = min(ahead + 1, _BATCHES_AHEAD)
         finally:
             for _, begun in waiting:
                 if begun is not None:
@@ -183,12 +185,12 @@ class EngineScans(EngineStat):
             while True:
                 while len(waiting) <= ahead and (some := _some(wanted, most_rows, most_bytes)):
                     waiting.append(self._begin(some))
-                    most_rows = min(2 * most_rows, _BATCH_ROWS)
-                    most_bytes = min(2 * most_bytes, _BATCH_BYTES)
+                    most_rows = min(_GROWTH * most_rows, _BATCH_ROWS)
+                    most_bytes = min(_GROWTH * most_bytes, _BATCH_BYTES)
                 if not waiting:
                     return
                 yield self._taken(waiting.popleft(), seq)
-                ahead = _BATCHES_AHEAD
+                ahead = min(ahead + 1, _BATCHES_AHEAD)
         finally:
             for batch in waiting:
                 batch.forget()
@@ -350,7 +352,7 @@ def _growing(rows: int, size: int) -> Iterator[tuple[int, int]]:
     """Rows and bytes of one batch after the other."""
     while True:
         yield rows, size
-        rows, size = min(2 * rows, _BATCH_ROWS), min(2 * size, _BATCH_BYTES)
+        rows, size = min(_GROWTH * rows, _BATCH_ROWS), min(_GROWTH * size, _BATCH_BYTES)
 
 
 def _some(wanted: Iterator[_Wanted], most_rows: int, most_bytes: int) -> list[_Wanted]:

@@ -308,7 +308,9 @@ static PyObject *scan_place_in_log(PyObject *Py_UNUSED(module), PyObject *const 
 /* ---- place_in_index ---- */
 
 typedef struct {
-    Slice prefix, raw;
+    Slice prefix, rest; /* of the block that is being read */
+    PyObject *blocks;
+    Py_ssize_t next_block;
     uint32_t first_unit;
     int is_reverse;
     uint8_t *key; /* of the row that is looked for */
@@ -345,8 +347,8 @@ static int joining_aim(Joining *joining, PyObject *row) {
     return 0;
 }
 
-/* The row of the block at its beginning; 0 when there is none, or not all of it. */
-static int next_row(Slice rest, Slice *key, Slice *value) {
+/* The row of a block at its beginning; 0 when there is none, or not all of it. */
+static int first_row(Slice rest, Slice *key, Slice *value) {
     if (rest.size < 4) {
         return 0;
     }
@@ -356,6 +358,19 @@ static int next_row(Slice rest, Slice *key, Slice *value) {
     }
     *key = (Slice){rest.data + 4, key_bytes};
     *value = (Slice){key->data + key_bytes, value_bytes};
+    return 1;
+}
+
+/* The row of the blocks that comes next; 0 behind the last one, -1 with an error. */
+static int joining_next(Joining *joining, Slice *key, Slice *value) {
+    while (!first_row(joining->rest, key, value)) {
+        if (joining->next_block >= PyList_GET_SIZE(joining->blocks)) {
+            return 0;
+        }
+        if (parse_bytes(PyList_GET_ITEM(joining->blocks, joining->next_block++), "a block", &joining->rest) < 0) {
+            return -1;
+        }
+    }
     return 1;
 }
 
@@ -381,41 +396,46 @@ static int blob_place(Slice value, const Wanted *wanted, uint32_t first_unit, Pl
 
 static Py_ssize_t place_all_in_index(Batch *batch, Joining *joining) {
     Py_ssize_t placed = 0;
-    Slice rest = joining->raw, key, value;
-    for (size_t number = 0; number < batch->count; number++) {
+    Slice key, value;
+    int is_more = joining_next(joining, &key, &value);
+    for (size_t number = 0; is_more > 0 && number < batch->count; number++) {
         size_t index = joining->is_reverse ? batch->count - 1 - number : number;
         Wanted wanted;
         int wants = batch_wants(batch, index, &wanted);
         if (wants < 0 || (wants && joining_aim(joining, wanted.row) < 0)) {
             return -1;
         }
-        while (wants && next_row(rest, &key, &value)) {
+        while (wants && is_more > 0) {
             size_t least = key.size < joining->key_bytes ? key.size : joining->key_bytes;
             int order = memcmp(key.data, joining->key, least);
             order = order != 0 ? order : (key.size > joining->key_bytes) - (key.size < joining->key_bytes);
             if (order > 0) {
                 break;
             }
+            placed += order == 0 && blob_place(value, &wanted, joining->first_unit, &batch->places[index]);
+            wants = order != 0;
             size_t row_bytes = 4 + key.size + value.size;
-            rest = (Slice){rest.data + row_bytes, rest.size - row_bytes};
-            if (order == 0) {
-                placed += blob_place(value, &wanted, joining->first_unit, &batch->places[index]);
-                break;
-            }
+            joining->rest = (Slice){joining->rest.data + row_bytes, joining->rest.size - row_bytes};
+            is_more = joining_next(joining, &key, &value);
         }
     }
-    return placed;
+    return is_more < 0 ? -1 : placed;
 }
 
-/* place_in_index(rows, values, places, first_unit, prefix, raw, is_reverse): how many have a pointer in a block of the
-   version index of a compaction. Rows are in the order of their keys, or in reverse. */
+/* place_in_index(rows, values, places, first_unit, prefix, blocks, is_reverse): how many have a pointer in blocks of the
+   version index of a compaction, which follow each other. Rows are in the order of their keys, or in reverse. */
 static PyObject *scan_place_in_index(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
     Batch batch;
     Joining joining;
     memset(&joining, 0, sizeof joining);
     if (expect_arguments("place_in_index", count, 7, 7) < 0 ||
         parse_u32(arguments[3], "first_unit", &joining.first_unit) < 0 ||
-        parse_bytes(arguments[4], "prefix", &joining.prefix) < 0 || parse_bytes(arguments[5], "raw", &joining.raw) < 0) {
+        parse_bytes(arguments[4], "prefix", &joining.prefix) < 0) {
+        return NULL;
+    }
+    joining.blocks = arguments[5];
+    if (!PyList_Check(joining.blocks)) {
+        PyErr_SetString(PyExc_TypeError, "blocks must be a list");
         return NULL;
     }
     joining.is_reverse = PyObject_IsTrue(arguments[6]);
@@ -508,7 +528,9 @@ static PyObject *scan_group_places(PyObject *Py_UNUSED(module), PyObject *const 
         }
     }
     if (got == 0) {
+        Py_BEGIN_ALLOW_THREADS
         qsort(sorted, found, sizeof(Numbered), compare_numbered);
+        Py_END_ALLOW_THREADS
         got = group_all(groups, sorted, found, gap, most);
     }
     PyMem_Free(sorted);
@@ -574,7 +596,7 @@ PyMethodDef scan_value_methods[] = {
     METHOD("place_in_log", scan_place_in_log,
            "place_in_log(rows, values, places, first_unit, starts, ends, start): the first row that is in none."),
     METHOD("place_in_index", scan_place_in_index,
-           "place_in_index(rows, values, places, first_unit, prefix, raw, is_reverse): how many are in blob files."),
+           "place_in_index(rows, values, places, first_unit, prefix, blocks, is_reverse): how many are in blob files."),
     METHOD("group_places", scan_group_places,
            "group_places(values, places, gap_bytes, range_bytes): [(unit, first byte, end, indexes)]."),
     METHOD("take_values", scan_take_values,

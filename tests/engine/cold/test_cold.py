@@ -120,10 +120,13 @@ def test_a_scan_fetches_neighbours_together(cold: EngineNode, reverse: bool) -> 
     assert len(seen) < COUNT // 5
 
 
-def test_a_scan_that_goes_on_asks_for_places_before_it_needs_them(cold: EngineNode) -> None:
+def test_a_scan_that_goes_on_asks_for_places_before_it_needs_them(
+    cold: EngineNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where the next values are is looked up by other threads, many objects at a time: a store far away would hold up
     every batch otherwise.
     """
+    monkeypatch.setattr("tidelog.engine.scan._FIRST_ROWS", 16)  # three batches, of which the last is fetched ahead
     descriptors: list[str] = []
 
     def look(operation: str, key: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.engine.stations import KEYS, EngineNode, StoreView, new_store, succes
 
 import tidelog
 from tidelog.clock import ManualClock
-from tidelog.engine.cold.garbage import PieceUse, move_below
+from tidelog.engine.cold.garbage import GarbageStatistics, PieceUse, move_below
 from tidelog.engine.core import Turns
 from tidelog.engine.entry import CopyObject, CreateBucket, DeleteObject, Entry, PutObject
 from tidelog.engine.mvcc import relocation
@@ -439,6 +440,44 @@ def test_growing_log_is_collected_by_itself(tmp_path: Path) -> None:
         else:
             raise AssertionError("nothing was collected")
         assert engine.read("b", "k7").data == b"v" * 1000
+
+
+def test_pieces_whose_values_were_moved_go_with_the_first_entry_that_is_shipped_behind_the_moves(
+    tmp_path: Path,
+) -> None:
+    """The loss: a bucket with four times the live bytes, since old copies stayed until the log had grown once more."""
+    store = f"file://{tmp_path / 'store'}"
+    settings: dict[str, Any] = {**SETTINGS, "rotate_max_bytes": "8KiB", "ship_interval_seconds": 3600}
+    with tidelog.open_engine(tmp_path / "e", store=store, **settings) as engine:
+        upkeep, source = engine._upkeep, Overwrites()
+        upkeep._collects_at = 1 << 64  # by hand
+        for _ in range(3):
+            engine.apply_many(source.entries(100, engine.applied_seq + 1))
+            engine.update_low_water_mark(engine.applied_seq)
+            upkeep._collect()
+        engine.apply_many(source.entries(100, engine.applied_seq + 1))
+        engine.update_low_water_mark(engine.applied_seq)
+        engine.apply_many(source.entries(1, engine.applied_seq + 1))  # not final, and before the moves
+        upkeep._collect()
+        assert upkeep._awaited_seq == engine.applied_seq
+        upkeep._collects_at = 1 << 64
+        before = _garbage(engine)
+        assert before.values_moved > 0
+        engine.apply_many(source.entries(1, engine.applied_seq + 1))
+        assert upkeep._awaited_seq is not None, "it is not final yet"
+        engine.update_low_water_mark(engine.applied_seq)
+        engine.apply_many(source.entries(1, engine.applied_seq + 1))
+        deadline = time.monotonic() + 120
+        while _garbage(engine).collections == before.collections:
+            assert time.monotonic() < deadline, "no collection is due"
+            time.sleep(0.02)
+        assert _garbage(engine).pieces_dropped > before.pieces_dropped
+
+
+def _garbage(engine: tidelog.Engine) -> GarbageStatistics:
+    found = engine.statistics().garbage
+    assert found is not None
+    return found
 
 
 def test_entries_are_slowed_down_by_a_collection_and_not_by_a_store_that_hangs(tmp_path: Path) -> None:

@@ -81,6 +81,24 @@ def test_a_row_costs_one_request() -> None:
     assert store.traffic.requests["read_range"] == 1
 
 
+def test_blocks_behind_those_that_are_warmed_come_with_the_same_request() -> None:
+    """As many times as many as is said: who goes on there makes no request, a short look fetches nothing more."""
+    store, rows = new_store(), many_rows(8000)
+    file = SSTable(store, written(store, rows), cache=ColdCache(8 << 20))
+    blocks = file.footer.blocks
+    assert len(blocks) > 9
+    store.reset_traffic()
+    file.warm(blocks[0].first_key, blocks[0].last_key, ahead=3)  # one block is read when it is looked at
+    assert "read_range" not in store.traffic.requests
+    file.warm(blocks[0].first_key, blocks[1].last_key, ahead=3)
+    file.warm(blocks[2].first_key, blocks[7].last_key, ahead=3)
+    assert store.traffic.requests["read_range"] == 1
+    assert len(list(file.raw_blocks(blocks[0].first_key, blocks[7].last_key))) == 8
+    assert store.traffic.requests["read_range"] == 1
+    file.warm(blocks[7].first_key, blocks[8].last_key)
+    assert store.traffic.requests["read_range"] == 2
+
+
 def test_blocks_are_fetched_ahead_of_who_reads_on() -> None:
     """Single ones are not; of those that come together the next are asked for when some are read, also where no thread
     is free for that, or all are gone.

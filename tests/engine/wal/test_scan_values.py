@@ -59,8 +59,8 @@ def started(rows: list[Row]) -> tuple[list[Any], bytearray]:
     return values, bytearray(b"\xff" * (oracle.PLACE.size * len(rows)))
 
 
-def index_block(rows: list[Row], chance: random.Random) -> bytes:
-    """A block of the version index with most of them, and with others."""
+def index_blocks(rows: list[Row], chance: random.Random) -> list[bytes]:
+    """Blocks of the version index with most of them, and with others."""
     found: dict[bytes, bytes] = {}
     for key, size, seq, crc, codec, lsn, position, stored_bytes, _ in rows:
         moved = position + (chance.random() < 0.1)
@@ -74,8 +74,7 @@ def index_block(rows: list[Row], chance: random.Random) -> bytes:
         if chance.random() < 0.3:
             name = FilePointer(0, 4, "b/k/1") if chance.random() < 0.5 else None
             found[at(PREFIX + key.encode() + b"~\0", seq)] = encode_version(cells[0], name)
-    (packed,) = pack_rows(sorted(found.items()), 1 << 20)
-    return packed.raw
+    return [packed.raw for packed in pack_rows(sorted(found.items()), chance.choice((1, 300, 1 << 20)))]
 
 
 @settings(max_examples=examples(150))
@@ -89,8 +88,8 @@ def test_values_are_placed_grouped_and_taken_as_the_twin_does(seed: int) -> None
     both("cut_rows", rows, chance.randrange(3), chance.randrange(1, 50), chance.randrange(1, 4000))
     values, places = started(rows)
     if chance.random() < 0.7:
-        raw = index_block(rows, chance)
-        both("place_in_index", rows, values, places, 7, PREFIX, raw, is_reverse)
+        blocks = index_blocks(rows, chance)
+        both("place_in_index", rows, values, places, 7, PREFIX, blocks, is_reverse)
     starts = sorted(chance.sample(range(3000), chance.randrange(4)))
     ends = [start + chance.randrange(1500) for start in starts]
     arguments = rows, values, places, chance.randrange(5), array("Q", starts), array("Q", ends)
@@ -149,6 +148,8 @@ def test_batches_have_rows_and_bytes_up_to_their_sizes() -> None:
         lambda: kernel.cut_rows([()], 0, 1, 1),
         lambda: kernel.unfinished(()),
         lambda: kernel.place_in_log([("k",)], [None], bytearray(b"\xff" * 24), 0, b"", b"", 0),
+        lambda: kernel.place_in_index([], [], bytearray(), 0, PREFIX, b"", False),
+        lambda: kernel.place_in_index([], [], bytearray(), 0, PREFIX, [None], False),
         lambda: kernel.take_values([], [], b"", b"", b"", 0),
     ],
 )
@@ -177,10 +178,10 @@ def test_arrays_that_do_not_fit_are_refused(call: Callable[[], object]) -> None:
 def test_a_block_that_is_cut_off_ends_where_it_does() -> None:
     """Rows behind the cut are not found; nothing is read behind the end."""
     rows, _, chance = batch(3)
-    raw = index_block(rows, chance)
+    raw = b"".join(index_blocks(rows, chance))
     for end in range(0, len(raw), 3):
         values, places = started(rows)
-        assert outcome(kernel.place_in_index, rows, values, places, 0, PREFIX, raw[:end], False)[0] == "returned"
+        assert outcome(kernel.place_in_index, rows, values, places, 0, PREFIX, [raw[:end]], False)[0] == "returned"
 
 
 def test_kernel_and_twin_answer_alike_without_rows() -> None:

@@ -32,6 +32,8 @@ from tidelog.store.object_store import ObjectStore
 
 _HINT = "Put a good copy of the file in its place; an engine with replicas reads theirs"
 INDEX_CACHE_BYTES = 8 << 20
+# Of a scan that goes on: the blocks of the index for several batches come with one request.
+_BATCHES_AHEAD = 3
 # A compaction takes longer than a read: it is rare that several are published and collected during one read.
 _ATTEMPTS = 4
 
@@ -110,29 +112,29 @@ class CompactedValues:
             raise failure
         return None
 
-    def warm(self, keys: Sequence[bytes]) -> bool:
-        """Prepares `locate` for versions with these keys of the tree; returns whether there is a compaction that may
-        have them.
+    def warm(self, keys: Sequence[bytes], *, ahead: int = 0) -> bool:
+        """Prepares `locate` for versions with these keys of the tree, and for those behind them, `ahead` times as many;
+        returns whether there is a compaction that may have them.
         """
         if not self._has_looked:
             self._has_looked = True  # a later one becomes known with the first value whose record is gone
             self._refreshed()
         known = self._opened
         if known is not None:
-            known.data.warm(min(keys), max(keys))
+            known.data.warm(min(keys), max(keys), ahead=ahead)
         return known is not None
 
-    def place(self, scanned: ScannedRows, places: Places, first_unit: int) -> list[str]:
+    def place(self, scanned: ScannedRows, places: Places, first_unit: int, *, goes_on: bool) -> list[str]:
         """Finds the values of rows of a scan by the keys of their versions; returns the keys of the blob files, the
-        units from the first on.
+        units from the first on. `goes_on`: the rows behind them are wanted next.
         """
         rows = (scanned.rows[-1], scanned.rows[0]) if scanned.is_reverse else (scanned.rows[0], scanned.rows[-1])
         low, high = (at(scanned.prefix + row[0].encode() + b"\0", row[2]) for row in rows)
-        known = self._opened if self.warm((low, high)) else None
+        ahead = _BATCHES_AHEAD if goes_on and not scanned.is_reverse else 0
+        known = self._opened if self.warm((low, high), ahead=ahead) else None
         if known is None:
             return []
-        for block in known.data.version_blocks(low, high):
-            places.in_index(first_unit, block)
+        places.in_index(first_unit, list(known.data.version_blocks(low, high)))
         return [blob_file.key for blob_file in known.data.compaction.blob_files]
 
     def locate(self, cell: Cell, key: bytes | None = None) -> tuple[str, int, int, int] | None:

@@ -5,7 +5,7 @@ needs without them. A piece is an object in the store, or a file on the disk of 
 
 History is contiguous from its start, so pieces are dropped from the front only. If too little of the log is live
 (`compaction_live_ratio`), the values that are still needed are moved out of the pieces at the front (`relocation.py`),
-which go then: at once, or with the next collection if no entry was shipped behind the moves.
+which go then: at once, or with the next collection, which is due as soon as an entry can be shipped behind the moves.
 
 Room is bounded by what is stored, not by time. A collection leaves so much that, with what makes the next one due
 (`next_due_bytes`), log and index take `live / compaction_live_ratio` at most; what comes on top is what entries write
@@ -553,6 +553,8 @@ class Garbage:
         self._check = check
         self.progress_seconds = core.clock.monotonic()
         """When a collection last did something, by the monotonic clock."""
+        self.awaited_seq: int | None = None
+        """Pieces wait for the first final entry after this seq: shipped, it has the moves out of them found."""
         self._vacuum = Vacuum(core, self._go_on, on_failure)
         read_cold = store.reader.read_many if isinstance(store, Shipping) else None
         self._relocation = Relocation(core, self._go_on, on_failure, read_cold, self._pause)
@@ -625,6 +627,7 @@ class Garbage:
 
     def _collect(self, plan: GarbagePlan | None, wanted: int | None, *, moves: bool) -> GarbageReport:
         begin = self._core.clock.monotonic()
+        self.awaited_seq = None
         self._place.finish()
         start_seq = self._history.start_seq if wanted is None else self._move_start(self.retention.horizon(wanted))
         usage, final_seq = Usage(self._place.pieces()), self._core.marks.low_water_mark
@@ -669,7 +672,10 @@ class Garbage:
 
     def _drop(self, below_lsn: int) -> tuple[int, int]:
         """Drops pieces; returns their number and bytes. What a restore would not find moved is not dropped yet."""
-        return self._place.drop_below(below_lsn) if below_lsn and self._place.knows_moves() else (0, 0)
+        if below_lsn and not self._place.knows_moves():
+            self.awaited_seq = self._core.marks.applied_seq
+            return 0, 0
+        return self._place.drop_below(below_lsn) if below_lsn else (0, 0)
 
     # Moving values: `relocation.py`
 

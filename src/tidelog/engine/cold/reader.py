@@ -234,7 +234,7 @@ class ColdReader:
         places, units = Places(scanned), list[tuple[str, int]]()
         if self._compacted is not None:
             with contextlib.suppress(TidelogError):  # reading one alone tells of it
-                units += [(key, 0) for key in self._compacted.place(scanned, places, 0)]
+                units += [(key, 0) for key in self._compacted.place(scanned, places, 0, goes_on=goes_on)]
         units += self._placed_in_log(scanned, places, len(units), goes_on=goes_on)
         groups = [
             Neighbours(self._fetcher, key, [(group, begin)], _bytes_in_object)

@@ -221,9 +221,11 @@ class SortedIndex:
         cell, place = found.decoded(decode_version)
         return place if is_pointer(cell) and decode_cell(cell).position == position else None
 
-    def warm(self, low: bytes, high: bytes) -> None:
-        """Fetches what `place_of` needs for keys between two others, several blocks with one request."""
-        self._versions.warm(low, high)
+    def warm(self, low: bytes, high: bytes, *, ahead: int = 0) -> None:
+        """Fetches what `place_of` needs for keys between two others, several blocks with one request; and `ahead` times
+        as much behind them, if it has to ask for some.
+        """
+        self._versions.warm(low, high, ahead=ahead)
 
     def version_blocks(self, low: bytes, high: bytes) -> Iterator[bytes]:
         """Yields the blocks of the version index that may have keys between two others, both included."""
@@ -279,10 +281,10 @@ class _Index:
         row = file.at_or_after(key)
         return None if row is None else _FoundRow(row, file.part)
 
-    def warm(self, low: bytes, high: bytes) -> None:
-        """Fetches the blocks between two keys."""
+    def warm(self, low: bytes, high: bytes, *, ahead: int = 0) -> None:
+        """Fetches the blocks between two keys, and others behind them."""
         for file in self._files[bisect_left(self._last_keys, low) : bisect_left(self._last_keys, high) + 1]:
-            file.warm(low, high)
+            file.warm(low, high, ahead=ahead)
 
     def blocks(self, low: bytes, high: bytes) -> Iterator[bytes]:
         """Yields the blocks between two keys, as far as they are cached without a request."""

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from itertools import pairwise
 from operator import attrgetter
+from threading import Lock
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -69,6 +70,7 @@ TARGET_BLOCK_BYTES = 64 << 10
 MAX_FOOTER_BYTES = 64 << 20
 _RANGE_BYTES = 4 << 20
 _TAIL_GUESS_BYTES = 64 << 10
+_MOST_AHEAD = 32
 _DIGEST_BYTES = 32
 
 _HEAD = struct.Struct("<4sI")
@@ -183,6 +185,7 @@ class SSTable:
         self._cache = cache
         self._footer: SSTableFooter | None = None
         self._last_keys: list[bytes] = []
+        self._warming = Lock()
         self.part = part
 
     @property
@@ -204,12 +207,20 @@ class SSTable:
             return None
         return find_row(self._raw(blocks[index]), key)
 
-    def warm(self, low: bytes, high: bytes) -> None:
-        """Fetches the blocks between two keys, both included, that are not cached, several with one request."""
+    def warm(self, low: bytes, high: bytes, *, ahead: int = 0) -> None:
+        """Fetches the blocks between two keys, both included, that are not cached, several with one request.
+
+        If there are such, `ahead` times as many behind them come too: who goes on there, or waits for these here, has
+        them then.
+        """
         cache, blocks = self._cache, self.footer.blocks
         begin, end = bisect_left(self._last_keys, low), bisect_left(self._last_keys, high) + 1
-        wanted = blocks[begin:end]
-        if cache is not None and len(wanted) > 1:
+        if cache is None or len(blocks[begin:end]) < 2:
+            return
+        with self._warming:
+            if all(cache.get_block(self.part.key, one.byte) is not None for one in blocks[begin:end]):
+                return
+            wanted = blocks[begin : end + min(ahead * (end - begin), _MOST_AHEAD)]
             missing = [one for one in wanted if cache.get_block(self.part.key, one.byte) is None]
             for block in read_row_blocks(self._objects, self.part.key, missing, self.footer.kind):
                 cache.add(block.place.byte, block.raw, self.part.key)

@@ -107,9 +107,11 @@ class Places:
             *self._batch, first_unit, array("Q", starts).tobytes(), array("Q", ends).tobytes(), first_row
         )
 
-    def in_index(self, first_unit: int, block: bytes) -> int:
-        """Finds values of blob files by a block of the version index of a compaction; returns how many."""
-        return place_in_index(*self._batch, first_unit, self._scanned.prefix, block, self._scanned.is_reverse)
+    def in_index(self, first_unit: int, blocks: list[bytes]) -> int:
+        """Finds values of blob files by blocks of the version index of a compaction, which follow each other; returns
+        how many.
+        """
+        return place_in_index(*self._batch, first_unit, self._scanned.prefix, blocks, self._scanned.is_reverse)
 
     def groups(self, *, gap_bytes: int, range_bytes: int) -> list[Group]:
         """Those that come with one read: at most so far apart, and so many bytes together, or one value of more."""
