@@ -6,8 +6,8 @@ Invariants
 - Descriptors are looked up when they are reached, so that concurrent publishing and removal are seen.
 - Something is reported missing only after the catalog was read once more: what retention removed is "no longer kept",
   what was published just now is there.
-- Of small objects whose places are known beforehand, the next ones are fetched while one is read: as many as a reader may
-  hold ranges ahead, one range of each.
+- Of small objects whose places are known beforehand, the next ones are fetched while one is read: one range of each, of
+  as many as a reader may hold ranges ahead.
 - A store that gives no answer raises StoreUnavailableError and changes nothing: the same call resumes where it was.
 """
 

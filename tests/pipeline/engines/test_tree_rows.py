@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +29,6 @@ from tidelog.engine.sst.blob_file import (
 from tidelog.engine.sst.block import pack_rows
 from tidelog.engine.wal.replay import counting
 from tidelog.pipeline.jobs.engine.columns import (
-    bytes_column,
     going_rows,
     live_values,
     raw_numbers,
@@ -36,7 +36,7 @@ from tidelog.pipeline.jobs.engine.columns import (
     whole_names,
 )
 from tidelog.pipeline.jobs.engine.rows import ROW_SCHEMA, Retained, change_columns, rows_of
-from tidelog.pipeline.pieces import _column
+from tidelog.pipeline.pieces import _column, bytes_column
 from tidelog.pipeline.tasks import as_batches
 
 kernel: Any = _native
@@ -274,7 +274,7 @@ def columns_by(chance: random.Random, count: int) -> list[pa.Array]:
         return chance.randrange(-(1 << bits - 1), 1 << bits - 1)
 
     few, nulls = chance.random() < 0.5, chance.choice([0.0, 0.0, 0.3, 1.0])
-    makers = {
+    makers: dict[pa.DataType, Callable[[], object]] = {
         pa.binary(): lambda: chance.choice(prefixes) if few else name(),
         pa.int64(): lambda: chance.randrange(3) if few else number(chance.choice([8, 40, 64])),
         pa.int32(): lambda: 7 if few else number(32),
