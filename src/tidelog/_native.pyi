@@ -381,6 +381,7 @@ def payload_transaction_marks(
 
 # tree_rows.c
 
+def order_rows(columns: tuple[_BytesColumn | tuple[Buffer | None, Buffer, int, int], ...], count: int, /) -> bytes: ...
 def survey_rows(
     keys: _BytesColumn,
     cells: _BytesColumn,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Lock
 
+import pytest
 from tests.cold.published import KEYS, PublishedTopic
 from tests.cold.replacing import HOUR, clean_up, compact, read_all
 
@@ -32,6 +34,41 @@ def test_a_plan_that_holds_needs_no_metadata_store(topic: PublishedTopic) -> Non
 
     planned = PlannedCatalog(list(topic.catalog.between(0, 60)), KEYS, nobody)
     assert read_planned(topic, planned) == read_all(topic)
+
+
+def test_small_objects_of_a_plan_are_fetched_while_others_are_read(
+    topic: PublishedTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the second object on, several are under way at once, not more than a reader may hold; each is read once."""
+    topic.publish_hourly(6)
+    expected, read_range = read_all(topic), topic.store.read_range
+    guard, has_met, under_way, asked = Lock(), Event(), list[str](), list[str]()
+    waits = [0.0] + [30.0] * 9  # the first is fetched by itself
+
+    def meeting(key: str, start: int, length: int) -> memoryview:
+        with guard:
+            under_way.append(key)
+            asked.append(key)
+            seconds, most = waits.pop(0), len(under_way)
+            if most > 1:
+                has_met.set()
+        if seconds and not has_met.wait(seconds):
+            waits[:] = [0.0] * 9
+        data = read_range(key, start, length)
+        with guard:
+            under_way.remove(key)
+        assert most <= 3
+        return data
+
+    monkeypatch.setattr(topic.store, "read_range", meeting)
+    planned = PlannedCatalog(list(topic.catalog.between(0, 60)), KEYS, lambda: topic.catalog)
+    with ThreadPoolExecutor(4) as executor:
+        settings = FetchSettings(read_ahead_ranges=2)
+        reader = History(planned, topic.store, executor, settings=settings).read(0, 60)
+        found = [one for batch in reader for one in enumerate(batch.payloads(), batch.first_offset)]
+    assert found == expected
+    assert has_met.is_set()
+    assert len(asked) == len(set(asked)) == 6
 
 
 def test_an_object_that_was_compacted_away_is_found_in_its_new_place(topic: PublishedTopic) -> None:

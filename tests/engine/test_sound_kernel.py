@@ -17,7 +17,7 @@ from tidelog import _native
 from tidelog.engine.sst.sstable import SSTable
 from tidelog.errors import DataError
 from tidelog.log.frame import Frames, encode_many, scan
-from tidelog.pipeline.jobs.engine.columns import bytes_column
+from tidelog.pipeline.pieces import bytes_column
 
 CHANGES = 300
 

@@ -316,3 +316,23 @@ def blob_directory(positions: Buffer, stored: Buffer, crcs: Buffer) -> bytes:
 def position_keys(positions: Buffer) -> bytes:
     """Keys of the value index, one after the other."""
     return b"".join(position.to_bytes(8, "big") for position in _numbers(positions, "Q"))
+
+
+def order_rows(columns: tuple[Any, ...], count: int) -> bytes:
+    """The numbers of rows, in the order of some columns."""
+    values = [cells_of(one, count) if len(one) == 5 else _signed(one, count) for one in columns]
+
+    def rank(row: int) -> list[tuple[Any, ...]]:
+        return [(1,) if column[row] is None else (0, column[row]) for column in values]
+
+    return struct.pack(f"={count}I", *sorted(range(count), key=rank))
+
+
+def _signed(column: tuple[Any, Any, int, int], count: int) -> list[int | None]:
+    validity, data, first, width = column
+    found = _numbers(data, {4: "i", 8: "q"}[width])
+    if len(found) < first + count:
+        raise ValueError("a column has fewer rows than were named")
+    bits = None if validity is None else memoryview(validity)
+    rows = range(first, first + count)
+    return [found[row] if bits is None or bits[row // 8] >> row % 8 & 1 else None for row in rows]

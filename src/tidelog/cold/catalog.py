@@ -606,6 +606,10 @@ class Catalog:
         entry = self.metadata.get(self.keys.descriptor(start_offset))
         return None if entry is None else self._decoded(entry)
 
+    def known(self, start_offset: int) -> Descriptor | None:
+        """The object that begins with an offset, if the store need not be asked for it."""
+        return None
+
     def find_many(self, start_offsets: Iterable[int]) -> dict[int, Found]:
         """The same of many offsets at once: those under whose keys there is something."""
         starts = {self.keys.descriptor(start): start for start in start_offsets}

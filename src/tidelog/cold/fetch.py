@@ -229,6 +229,11 @@ class RangeStream:
         self._position += min(length, len(data))
         return data[:length]
 
+    def begin(self) -> None:
+        """Requests the first range, before it is wanted; for one that fetches ahead."""
+        if self._fetches_ahead and not self._on_their_way:
+            self._request()
+
     def close(self) -> None:
         """Releases the ranges in flight."""
         while self._on_their_way:
@@ -251,9 +256,12 @@ class RangeStream:
     def _fill(self) -> None:
         """Requests the range that is wanted now, and those after it."""
         while len(self._on_their_way) <= self._fetcher.settings.read_ahead_ranges and self._next_ahead < self._end:
-            asked = self._asked_at(self._next_ahead)
-            self._on_their_way.append(_Ahead(self._fetcher, self._key, self._next_ahead, asked))
-            self._next_ahead += self._length_at(self._next_ahead)
+            self._request()
+
+    def _request(self) -> None:
+        asked = self._asked_at(self._next_ahead)
+        self._on_their_way.append(_Ahead(self._fetcher, self._key, self._next_ahead, asked))
+        self._next_ahead += self._length_at(self._next_ahead)
 
     def _length_at(self, position: int) -> int:
         most = self._fetcher.settings.range_bytes

@@ -7,6 +7,7 @@ Invariants
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
 from tidelog.cold.catalog import Catalog, Descriptor, Found
@@ -25,8 +26,13 @@ class PlannedCatalog(Catalog):
     def find(self, start_offset: int) -> Found | None:
         if self._asked is not None:
             return self._asked.find(start_offset)
-        planned = next((one for one in self._planned if one.start_offset == start_offset), None)
+        planned = self.known(start_offset)
         return self._catalog().find(start_offset) if planned is None else Found(planned, "")
+
+    def known(self, start_offset: int) -> Descriptor | None:
+        planned = self._planned if self._asked is None else ()
+        at = bisect_left(planned, start_offset, key=lambda one: one.start_offset)
+        return planned[at] if at < len(planned) and planned[at].start_offset == start_offset else None
 
     def walk(self, offset: int) -> Iterator[Descriptor]:
         planned = [one for one in self._planned if one.end_offset >= offset] if self._asked is None else []

@@ -6,12 +6,15 @@ Invariants
 - Descriptors are looked up when they are reached, so that concurrent publishing and removal are seen.
 - Something is reported missing only after the catalog was read once more: what retention removed is "no longer kept",
   what was published just now is there.
+- Of small objects whose places are known beforehand, the next ones are fetched while one is read: one range of each, of
+  as many as a reader may hold ranges ahead.
 - A store that gives no answer raises StoreUnavailableError and changes nothing: the same call resumes where it was.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from threading import Lock
@@ -111,6 +114,10 @@ class ObjectFrames:
             if decoded.frames is not None and decoded.next_offset > self._wanted_offset:
                 return decoded.frames
         return None
+
+    def begin(self) -> None:
+        """Requests the first range, before it is wanted."""
+        self._stream.begin()
 
     def close(self) -> None:
         """Releases the ranges in flight."""
@@ -355,6 +362,7 @@ class HistoryReader:
         self._stop_offset = stop_offset
         self._on_gap = on_gap
         self._object: ObjectFrames | None = None
+        self._following: deque[ObjectFrames] = deque()
         self._objects_read = 0
         self._closed = False
         self._reading = Lock()
@@ -388,6 +396,7 @@ class HistoryReader:
     def _let_go(self) -> None:
         if self._reading.acquire(blocking=False):
             self._leave_object()
+            self._forget_following()
             self._reading.release()
 
     def _next_batch(self) -> Batch | None:
@@ -442,16 +451,48 @@ class HistoryReader:
 
     def _opened(self, descriptor: Descriptor) -> ObjectFrames:
         self._counters.opened()
-        key = self._catalog.keys.object(descriptor.name)
         # A reader that has read an object to its end reads the next one too.
         ahead = self._objects_read > 0
-        self._object = ObjectFrames(
-            *(self._fetcher, key, descriptor, self.offset, self._stop_offset),
+        self._object = self._taken_of_following(descriptor) or self._frames_of(descriptor, self.offset, ahead=ahead)
+        self._objects_read += 1
+        if ahead:
+            self._begin_following(descriptor)
+        return self._object
+
+    def _frames_of(self, descriptor: Descriptor, offset: int, *, ahead: bool) -> ObjectFrames:
+        key = self._catalog.keys.object(descriptor.name)
+        return ObjectFrames(
+            *(self._fetcher, key, descriptor, offset, self._stop_offset),
             ahead=ahead,
             payloads_only=self._payloads_only,
         )
-        self._objects_read += 1
-        return self._object
+
+    # Small objects: while one is read, those that follow come. Of a large one, its own ranges do.
+
+    def _begin_following(self, descriptor: Descriptor) -> None:
+        """Begins to fetch what follows an object, if where it is need not be asked for."""
+        settings = self._fetcher.settings
+        last = self._following[-1].descriptor if self._following else descriptor
+        while len(self._following) < settings.read_ahead_ranges and descriptor.size <= settings.range_bytes:
+            following = self._catalog.known(last.next_offset)
+            if following is None or following.start_offset >= self._stop_offset:
+                return
+            begun = self._frames_of(following, following.start_offset, ahead=True)
+            begun.begin()
+            self._following.append(begun)
+            last = following
+
+    def _taken_of_following(self, descriptor: Descriptor) -> ObjectFrames | None:
+        """The same object, if it is the next of those that come; otherwise none of them is wanted any more."""
+        following = self._following[0].descriptor if self._following else None
+        if following is None or following != descriptor or self.offset != descriptor.start_offset:
+            self._forget_following()
+            return None
+        return self._following.popleft()
+
+    def _forget_following(self) -> None:
+        while self._following:
+            self._following.popleft().close()
 
     def _leave_object(self) -> None:
         source, self._object = self._object, None

@@ -5,6 +5,7 @@
    Invariant: bytes are hostile. Nothing is read that was not checked to lie inside of its column, and nothing is written
    that was not counted before. */
 
+#include "order_rows.h"
 #include "sound_values.h"
 
 PyMethodDef tree_row_methods[] = {
@@ -36,5 +37,7 @@ PyMethodDef tree_row_methods[] = {
     METHOD("sound_blob_file", tree_sound_blob_file,
            "sound_blob_file(data, bytes, sources, said): None when it is not what is said, or (values, live values, "
            "live bytes, first position, last position, rows whose values have to be decoded)."),
+    METHOD("order_rows", tree_order_rows,
+           "order_rows(columns, count): the numbers of rows, u32, in the order of the columns."),
     {NULL, NULL, 0, NULL},
 };

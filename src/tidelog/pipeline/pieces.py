@@ -22,6 +22,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from typing import IO, TYPE_CHECKING
 
+from tidelog import _native
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -96,7 +98,7 @@ class Gathered:
     """All rows of the pieces of a task, in the order of some columns."""
 
     def __init__(self, order: Sequence[str], run_bytes: int = _RUN_BYTES) -> None:
-        self._order = [(name, "ascending") for name in order]
+        self._order = tuple(order)
         self._run_bytes = run_bytes
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -115,10 +117,9 @@ class Gathered:
 
     def _sorted(self, pieces: Sequence[pa.Table]) -> pa.Table:
         import pyarrow as pa
-        import pyarrow.compute as pc
 
         whole = pa.concat_tables(pieces).combine_chunks()
-        return whole.take(pc.sort_indices(whole, sort_keys=self._order))
+        return whole.take(order_of(whole, self._order))
 
     def _merged(self, runs: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         """Sorted runs as one. What is known of all of them is sorted together; it is final up to the first row behind
@@ -132,7 +133,7 @@ class Gathered:
         while True:
             known = [_marked(head, number) for number, head in heads.items() if head is not None]
             whole = pa.concat_tables([one for one in (waiting, *known) if one is not None]).combine_chunks()
-            whole = whole.take(pc.sort_indices(whole, sort_keys=self._order))
+            whole = whole.take(order_of(whole, self._order))
             lasts = whole.column("run").combine_chunks()
             final, run = min(
                 ((pc.index(lasts, number).as_py(), number) for number in unknown), default=(whole.num_rows - 1, -1)
@@ -144,6 +145,39 @@ class Gathered:
             heads = {run: next(runs[run], None)}
             if heads[run] is None:
                 unknown.discard(run)
+
+
+BytesColumn = tuple["pa.Buffer | None", "pa.Buffer | bytes", "pa.Buffer | bytes", int, int]
+_NumbersColumn = tuple["pa.Buffer | None", "pa.Buffer | bytes", int, int]
+
+
+def order_of(table: pa.Table, names: Iterable[str]) -> pa.Array:
+    """The numbers of rows in the order of some columns: numbers by value, bytes as unsigned, null last."""
+    return order_of_columns([table.column(name).combine_chunks() for name in names], table.num_rows)
+
+
+def order_of_columns(columns: Sequence[pa.Array], count: int) -> pa.Array:
+    """The same of arrays, which are of binary or of signed numbers."""
+    import pyarrow as pa
+
+    ordered = _native.order_rows(tuple(_column(one) for one in columns), count)
+    return pa.Array.from_buffers(pa.uint32(), count, [None, pa.py_buffer(ordered)])
+
+
+def _column(array: pa.Array) -> BytesColumn | _NumbersColumn:
+    import pyarrow as pa
+
+    if pa.types.is_binary(array.type):
+        return bytes_column(array)
+    assert pa.types.is_signed_integer(array.type), "numbers are compared as signed ones"
+    validity, data = array.buffers()
+    return validity, b"" if data is None else data, array.offset, array.type.bit_width // 8
+
+
+def bytes_column(array: pa.Array) -> BytesColumn:
+    """An array of binary as the kernels take it."""
+    validity, ends, data = array.buffers()
+    return validity, b"" if ends is None else ends, b"" if data is None else data, array.offset, 4
 
 
 def _marked(head: pa.RecordBatch, number: int) -> pa.Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +29,6 @@ from tidelog.engine.sst.blob_file import (
 from tidelog.engine.sst.block import pack_rows
 from tidelog.engine.wal.replay import counting
 from tidelog.pipeline.jobs.engine.columns import (
-    bytes_column,
     going_rows,
     live_values,
     raw_numbers,
@@ -36,6 +36,7 @@ from tidelog.pipeline.jobs.engine.columns import (
     whole_names,
 )
 from tidelog.pipeline.jobs.engine.rows import ROW_SCHEMA, Retained, change_columns, rows_of
+from tidelog.pipeline.pieces import _column, bytes_column
 from tidelog.pipeline.tasks import as_batches
 
 kernel: Any = _native
@@ -259,3 +260,56 @@ def test_names_and_groups_stay_together_however_rows_are_divided(size: int) -> N
     whole = list(rows_of(Retained(20, 1, {b"one": BucketVersion(1, 0, False)})(iter(table.to_batches()))))
     assert kept == whole
     assert 0 < len(kept) < len(rows)
+
+
+def columns_by(chance: random.Random, count: int) -> list[pa.Array]:
+    """Columns that are sorted by: few or many different values, some null, all of them behind others."""
+    before = chance.randrange(10)
+    prefixes = [chance.randbytes(chance.randrange(20)) for _ in range(chance.randrange(1, 5))]
+
+    def name() -> bytes:
+        return chance.choice(prefixes) + bytes(chance.randrange(3) for _ in range(chance.randrange(12)))
+
+    def number(bits: int) -> int:
+        return chance.randrange(-(1 << bits - 1), 1 << bits - 1)
+
+    few, nulls = chance.random() < 0.5, chance.choice([0.0, 0.0, 0.3, 1.0])
+    makers: dict[pa.DataType, Callable[[], object]] = {
+        pa.binary(): lambda: chance.choice(prefixes) if few else name(),
+        pa.int64(): lambda: chance.randrange(3) if few else number(chance.choice([8, 40, 64])),
+        pa.int32(): lambda: 7 if few else number(32),
+    }
+    found = []
+    for _ in range(chance.randrange(1, 5)):
+        kind = chance.choice(list(makers))
+        rows = [None if chance.random() < nulls else makers[kind]() for _ in range(before + count)]
+        found.append(pa.array(rows, kind).slice(before))
+    return found
+
+
+def test_rows_are_in_the_order_of_the_oracle() -> None:
+    """By any columns, whatever their rows have in common; equal ones stay as they were."""
+    chance = random.Random(29)
+    for _ in range(4 * ROUNDS):
+        count = chance.choice([0, 1, 2, 20, 200, 900])
+        columns = columns_by(chance, count)
+        agreed(kernel, oracle, "order_rows", tuple(_column(one) for one in columns), count)
+
+
+def test_rows_of_long_equal_beginnings_are_in_order() -> None:
+    """Keys that are told apart only far behind their beginning, and by their length alone."""
+    chance = random.Random(31)
+    keys = [b"x" * 400 + bytes(chance.randrange(9)) + b"y" * chance.randrange(3) for _ in range(500)]
+    keys += [b"x" * chance.randrange(700) for _ in range(500)]
+    agreed(kernel, oracle, "order_rows", (_column(pa.array(keys, pa.binary())),), len(keys))
+
+
+def test_rows_outside_of_their_column_are_refused() -> None:
+    """Ends that lead out of the data, columns that are too short, and numbers of another width."""
+    ends = struct.pack("<4i", 0, 2, 9, 3)
+    with pytest.raises(ValueError, match="outside of its column"):
+        kernel.order_rows(((None, ends, b"abc", 0, 4),), 3)
+    with pytest.raises(ValueError, match="fewer rows"):
+        kernel.order_rows(((None, bytes(16), 0, 8),), 3)
+    with pytest.raises(ValueError, match="4 or 8 bytes"):
+        kernel.order_rows(((None, bytes(16), 0, 2),), 3)

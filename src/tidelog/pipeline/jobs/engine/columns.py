@@ -19,6 +19,7 @@ from tidelog.engine.mvcc.cells import SEQ_BYTES
 from tidelog.engine.mvcc.versions import CreatedColumns
 from tidelog.engine.sst.block import PackedRows, joined
 from tidelog.engine.sst.sstable import SSTable
+from tidelog.pipeline.pieces import bytes_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,14 +31,6 @@ NOWHERE = -1
 OWN_FILE = -2
 """What a value has for the number of its blob file when it has no place, and when it is a file."""
 _POINTER_BYTES = 18
-
-BytesColumn = tuple["pa.Buffer | None", "pa.Buffer | bytes", "pa.Buffer | bytes", int, int]
-
-
-def bytes_column(array: pa.Array) -> BytesColumn:
-    """An array of binary as the kernels take it."""
-    validity, ends, data = array.buffers()
-    return validity, b"" if ends is None else ends, b"" if data is None else data, array.offset, 4
 
 
 def numbers(kind: pa.DataType, data: bytes, count: int) -> pa.Array:

@@ -669,7 +669,8 @@ def write_checked(objects: ObjectStore, key: str, data: bytes) -> None:
         for start in range(0, len(data), _RANGE_BYTES):
             writer.write(memoryview(data)[start : start + _RANGE_BYTES])
     for start in range(0, len(data) + 1, _RANGE_BYTES):
-        if bytes(objects.read_range(key, start, _RANGE_BYTES)) != data[start : start + _RANGE_BYTES]:
+        found = objects.read_range(key, start, _RANGE_BYTES)
+        if len(found) != min(_RANGE_BYTES, len(data) - start) or not data.startswith(found, start):
             raise CorruptionError(
                 "what was written is not what is there",
                 path=key,

@@ -56,6 +56,7 @@ from tidelog.pipeline.jobs.engine.rows import (
     write_checked,
 )
 from tidelog.pipeline.location import EngineLocation
+from tidelog.pipeline.pieces import order_of_columns
 from tidelog.store.keys import CompactedId, EngineKeys
 from tidelog.store.object_store import ObjectStore
 
@@ -186,9 +187,7 @@ class UnitValues:
 
     def in_key_order(self, numbers: pa.Array) -> pa.Array:
         """Which of some values is to be the first, the second and so on in the order of the first key that has each."""
-        import pyarrow.compute as pc
-
-        return pc.sort_indices(self._keys.take(self.columns.first_row.take(numbers)))
+        return order_of_columns([self._keys.take(self.columns.first_row.take(numbers))], len(numbers))
 
     def file_pointer(self, number: int) -> bytes:
         """The pointer to the file that a value is already, checked."""

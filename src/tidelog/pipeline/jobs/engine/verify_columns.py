@@ -26,7 +26,7 @@ from tidelog.engine.sst.sorted_index import BlobFileInfo, Compaction
 from tidelog.engine.sst.sstable import RowPart, SSTable
 from tidelog.engine.wal.value import decode_value
 from tidelog.errors import DataError, NotFoundError
-from tidelog.pipeline.jobs.engine.columns import binary, bytes_column, numbers, one_array, raw_numbers, whole_groups
+from tidelog.pipeline.jobs.engine.columns import binary, numbers, one_array, raw_numbers, whole_groups
 from tidelog.pipeline.jobs.engine.rows import TOLD_SCHEMA, as_told, told_by
 from tidelog.pipeline.jobs.engine.verify_tasks import (
     VALUE,
@@ -38,6 +38,7 @@ from tidelog.pipeline.jobs.engine.verify_tasks import (
     read_blob_file,
 )
 from tidelog.pipeline.location import EngineLocation
+from tidelog.pipeline.pieces import bytes_column
 from tidelog.pipeline.tasks import as_batches, tuples_in
 
 if TYPE_CHECKING:
