@@ -47,7 +47,7 @@ def root(tmp_path: Path) -> Root:
     return new_root(tmp_path / "store")
 
 
-def new_root(directory: Path, **settings: object) -> Root:
+def new_root(directory: Path, **settings: Any) -> Root:
     directory.mkdir()
     return find_root(directory.as_uri(), **settings)
 
