@@ -510,7 +510,7 @@ def _follower(
 
     def take_over(follower: Engine, only_from_epoch: int | None = None) -> Engine:
         def check(progress: RestoreProgress) -> None:
-            if only_from_epoch is not None:  # whoever calls `take_over` waits for it
+            if only_from_epoch is not None:  # a caller of `take_over` waits for it
                 follower._check_open()
 
         copied = _at(config, info)

@@ -171,7 +171,7 @@ def open_directory(
 def open_shared_metadata(root: Path, settings: Settings) -> Iterator[tuple[MetadataStore, str]]:
     """The metadata store of an installation for writing, and the root of its keys: for documents that no topic owns.
 
-    Another process may have the directory open: whoever changes a document names the version that it has read.
+    Another process may have the directory open: a writer of a document names the version that it has read.
     """
     root = Path(os.path.abspath(root))
     info = look_at(LocalFiles(), root, Place(settings.store, settings.metadata, settings.metadata_root))

@@ -104,7 +104,7 @@ class LoopBridge(Bridge):
         self.loop = loop
 
     def close(self) -> None:
-        """The loop goes on; whoever runs it ends it."""
+        """The loop goes on; its owner ends it."""
         self._is_closed = True
 
 

@@ -587,7 +587,7 @@ class RemoteConsumer(Consumer):
         self._lose()  # what is on its way is of before; the next connection begins there
 
     async def _flush(self) -> None:
-        """Stores the position now: messages acknowledged so far are not redelivered, whoever crashes."""
+        """Stores the position now: messages acknowledged so far are not redelivered after a crash of any side."""
         self._send_acks()
         self._has_unstored = False
         try:

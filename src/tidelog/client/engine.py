@@ -224,7 +224,7 @@ class RemoteEngine:
         """Data from a file object or an iterator is sent as it comes: it is not held in memory, nor sent again."""
         if entries > 1:
             raise NotSupportedError("data from a stream is applied alone", hint="Use `apply`, or pass bytes")
-        await self._marks()  # whoever serves the engine is known then
+        await self._marks()  # the node that serves the engine is known then
         query = {
             "seq": seq,
             "metadata": msgspec.json.encode(put.metadata).decode(),

@@ -76,7 +76,7 @@ class Appender:
         self._waiting: deque[_Append] = deque()
         self._next_sequence = 0
         self._turn = Lock()
-        """Of whoever sends: the task in the client's loop, or one thread that waits."""
+        """Of the sender: the task in the client's loop, or one thread that waits."""
         self._task: asyncio.Task[None] | None = None
         self.is_closed = False
         self.epoch: int | None = None

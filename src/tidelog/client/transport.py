@@ -324,7 +324,7 @@ class _Connection(asyncio.Protocol):
             self.is_usable = self._parser.keeps_alive
             if not answer.done():
                 answer.set_result(found)
-            self._may_write.set()  # whoever answers before the end of a body may not read the rest
+            self._may_write.set()  # a server that answers before the end of a body may not read the rest
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_usable = False

@@ -101,7 +101,7 @@ class Inventory:
     def of(
         cls, settings: ClusterSettings, topics: Mapping[TopicName, TopicPlacement], loads: Mapping[str, Load]
     ) -> Inventory:
-        """Made at once, from the loads of partitions, whoever has told them."""
+        """Made at once, from the loads of partitions, of all nodes."""
         made = cls(settings)
         report = NodeLoad(node="", at_us=0, partitions=dict(loads))
         nodes = {node for placement in topics.values() for node in placement.partitions}

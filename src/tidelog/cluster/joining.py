@@ -43,7 +43,7 @@ from tidelog.topics.topic import Topic
 
 _SMOOTHED_SECONDS = 60.0
 _MAX_PARTITIONS = 500
-"""So many of the busiest partitions are told one by one."""
+"""So many of the busiest partitions are reported one by one."""
 _QUIET_BYTES = 1000.0
 """A partition with less a second counts as idle."""
 

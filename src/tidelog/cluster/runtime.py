@@ -181,7 +181,7 @@ class Cluster:
     # Following
 
     def _follow(self) -> None:
-        """In a thread: hands over what has changed."""
+        """In a thread: passes on what has changed."""
         while not self._is_over:
             try:
                 changes = self._watch.next(_WATCH_SECONDS)

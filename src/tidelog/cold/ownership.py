@@ -79,7 +79,7 @@ class Ownership:
         self.owner = owner
         self.previous = previous
         self._version = version
-        # Held while the owner document is rewritten under this claim: whoever finds another version then waits.
+        # Held while the owner document is rewritten under this claim: a writer that finds another version then waits.
         self._rewriting = Lock()
 
     @property

@@ -50,7 +50,7 @@ from tidelog.store.object_store import ObjectStore
 # - The length that a frame or block declares is checked against the descriptor before memory is allocated for it: no
 #   frame is larger than `max_message_bytes` of the reader, or than the largest that the descriptor knows of.
 # - Frames have the numbers of their offsets, also where the object was staged and has them numbered from 0: they are
-#   renumbered in a copy. Whoever uses payloads alone spares that (`payloads_only`).
+#   renumbered in a copy. Readers of payloads alone skip that (`payloads_only`).
 # - `skip_damage` resumes at the next good frame, or block, so that exactly what is damaged is left out. Where damage
 #   hides the next one, the sparse index knows a later boundary.
 

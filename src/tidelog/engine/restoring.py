@@ -150,7 +150,7 @@ class RestoringEngine(ClosedAtExit):
     @twin_of(wait)
     async def wait_async(self, timeout: float | None = None) -> Engine:
         restored = asyncio.wrap_future(self._engine)
-        restored.add_done_callback(_look_at)  # whoever waited may have been cancelled
+        restored.add_done_callback(_look_at)  # the waiter may have been cancelled
         return await asyncio.wait_for(asyncio.shield(restored), timeout)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ ends the transaction of a producer:
           +--------+--------+-------+--------------------+----------+-------------+
 
 Invariants
-- The first control record of a producer after a message decides that message, whoever wrote it. A message without one
+- The first control record of a producer after a message decides that message, from any writer. A message without one
   belongs to an open transaction.
 - The last stable offset is the first offset of the oldest open transaction, or the end of the log: below it everything
   is decided.

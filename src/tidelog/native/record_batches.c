@@ -4,7 +4,7 @@
    Invariants
    - Records come from a network and frames from a disk: every length is checked against what is left, in 64 bits, before
      anything is read, and nothing is allocated by a number that the bytes do not back.
-   - The work is done without the GIL on buffers that are held; whoever writes into one meanwhile gets other content or
+   - The work is done without the GIL on buffers that are held; a writer into one of them meanwhile gets other content or
      an error, never a read or a write outside of what was checked. */
 
 #include "produce_requests.h"

@@ -281,7 +281,7 @@ def in_thread(work: Callable[[], None], name: str) -> Future[None]:
 
 def answered_within(seconds: float, work: Callable[[], None], name: str) -> None:
     """Runs something that asks a store, and waits so long for it. StoreUnavailableError if it is not done by then: it
-    goes on by itself, and whoever wants its result has to ask again.
+    goes on by itself, and its result has to be asked for again.
     """
     asked = in_thread(work, name)
     try:

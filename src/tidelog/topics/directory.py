@@ -578,7 +578,7 @@ class LogDirectory(ClosedAtExit):
         return self._tier.catalog(log_name.namespace, log_name.name).group_cursors()
 
     def _group_cursor_write(self, log_name: TopicName, name: str, cursor: Cursor | None) -> Put | Delete:
-        """What stores the position of a consumer group in a log of the store, whoever owns that, or deletes it."""
+        """What stores the position of a consumer group in a log of the store, owned by any node, or deletes it."""
         assert self._tier is not None, "groups are shared by nodes with a store"
         key = self._tier.catalog(log_name.namespace, log_name.name).keys.subscription(name)
         if cursor is None:

@@ -202,7 +202,7 @@ class Topic(BaseTopic):
         Another node that opens it continues without a gap. Without a store there is no other node: NotSupportedError.
         """
         self._with_store("seal")
-        assert self._seal is not None, "whoever opens a topic for writing can seal it"
+        assert self._seal is not None, "a topic that is open for writing can be sealed"
         self._seal(self)
 
     seal_async = twin(seal)

@@ -6,7 +6,7 @@ pieces can go.
 Invariants
 - A move changes where a value is, and nothing else: every state, its digest and the history of every object stay. Only
   versions at or below the low-water mark are moved, so that no rollback meets one.
-- A record holds a value and all changes of cells that point to it: whoever has the record has both, after a crash, in a
+- A record holds a value and all changes of cells that point to it: a reader of the record has both, after a crash, in a
   restore and in Spark. It is redone and never undone.
 - The old copy stays until a later scan of the index finds that nothing points to it, so a crash anywhere leaves two
   good copies. A reader that looked a cell up before it was changed, and is too late for the old copy, looks again.

@@ -13,7 +13,7 @@ Invariants
 - Until `takeover.json` is written the directory is the replica that it was, whatever is in `takeover/`. After that it
   is the copy: opening finishes the exchange first.
 - A name is removed here and then renamed from there. One that is not in `takeover/` any more has been exchanged.
-- A crash between the claim and `takeover.json` leaves a store whose owner is gone. Whoever takes over next claims the
+- A crash between the claim and `takeover.json` leaves a store whose owner is gone. The next to take over claims the
   epoch after that.
 """
 

@@ -12,7 +12,7 @@ Without the checksums it is the value as `engine/wal/value.py` has it. Each chec
     name         <seq>-<order>-<size>-<crc>.tval               the same on every replica: it follows from the entry
 
 Invariants
-- A file never changes: whoever has its name has its content. Size and checksum in the name are those of the cell.
+- A file never changes: its name stands for its content. Size and checksum in the name are those of the cell.
 - Every byte that is returned was verified with the checksum of its block. A value that is read whole has the checksum
   of its cell too.
 - Memory is bounded by a few blocks, however large the value is.

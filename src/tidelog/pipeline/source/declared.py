@@ -56,7 +56,7 @@ class Declaration(msgspec.Struct, frozen=True):
 
 
 def options_in(given: Mapping[str, str]) -> dict[str, str]:
-    """The options among what Spark hands over: for `CREATE TABLE` without Spark's own properties.
+    """The options among what Spark passes: for `CREATE TABLE` without Spark's own properties.
 
     Those of a table are there twice, the second time with a prefix, which tells them from `TBLPROPERTIES`.
     """

@@ -107,7 +107,7 @@ TRUSTED = (_SOCKET, _NODE)
 """The methods of those who may do everything."""
 ANONYMOUS = Principal("ANONYMOUS", _NONE)
 LOCAL = Principal("LOCAL", _SOCKET)
-"""Whoever can open the socket in the log directory, and could read the files beside it: may do everything."""
+"""A process that can open the socket in the log directory could read the files beside it: it may do everything."""
 
 NODE = Principal("NODE", _NODE)
 """Another node of the installation, which has proven that with the secret of all nodes: may do everything."""

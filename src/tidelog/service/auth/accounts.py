@@ -217,7 +217,7 @@ def removing_user(name: str) -> Change:
 
 
 def make_token(principal: str, now_us: int, expires_us: int | None = None, note: str = "") -> tuple[NewToken, Token]:
-    """A new token: its text for whoever will use it, and what is stored of it."""
+    """A new token: its text for the user, and what is stored of it."""
     check_principal_name(principal)
     new = NewToken(_new_id(), "")
     new = NewToken(new.id, f"{_TOKEN_PREFIX}_{new.id}_{secrets.token_urlsafe(_TOKEN_BYTES)}")
@@ -274,7 +274,7 @@ def _order(grant: Grant) -> tuple[str, str, str]:
 
 
 def user_of_password(known: AccountsDocument, name: str, password: str) -> Principal | None:
-    """Whose password it is; None if it is not. Takes tens of milliseconds whoever is named."""
+    """Whose password it is; None if it is not. Takes tens of milliseconds for every name, known or not."""
     user = known.users.get(name)
     stored = None if user is None else user.password
     fits = (stored or NOBODY).fits(password[:LONGEST_PASSWORD])

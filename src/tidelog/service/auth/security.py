@@ -338,8 +338,8 @@ def _jwt_of(settings: ServeSettings, now: Callable[[], float]) -> JwtVerifier | 
 # Invariants
 # - One address may be wrong about one name once a second in the long run, and twenty times a second in all; each
 #   failure beyond that waits until it is due.
-# - Whoever is more than ten seconds ahead is refused without a look at the proof, right or wrong: that is what bounds
-#   the guesses. Others, at other addresses or with other names, notice nothing.
+# - A client that is more than ten seconds ahead is refused without a look at the proof, right or wrong: that bounds the
+#   guesses. Others, at other addresses or with other names, notice nothing.
 # - A token cannot be guessed, so a wrong one is answered late and blocks nobody: many clients may share an address, as
 #   those behind a proxy do.
 # - Success waits for nothing.

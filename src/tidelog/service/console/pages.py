@@ -1,8 +1,8 @@
 """The console's files: HTML, style and scripts of this package, served under a strict policy.
 
 Invariants
-- The files are the console: nothing is generated from data here, and no file has a secret. Whoever reaches the port may
-  read them; what they show comes from the API, with the permissions of whoever looks.
+- The files are the console: nothing is generated from data here, and no file has a secret. The port serves them to
+  everybody; what they show comes from the API, with the user's permissions.
 - The policy allows scripts, styles and requests of this origin only, and no inline script, frame or form. A page that
   fails to escape something still runs nothing.
 - Only files that are listed when the process starts are served: no path of a request reaches the file system.

@@ -1,4 +1,4 @@
-"""What a client is told when a request fails: problem documents (RFC 9457).
+"""Answers to requests that fail: problem documents (RFC 9457).
 
     {"type": "urn:tidelog:error:NotFoundError", "title": "Not Found", "status": 404,
      "detail": "there is no topic shop/orders", "error": "NotFoundError", "hint": "..."}

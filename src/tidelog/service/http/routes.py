@@ -74,7 +74,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     may_go_on: bool = False
     """Whether the answer may also be 202: the same, of work that has not ended."""
     at_any_node: bool = False
-    """Whether every node answers it, whoever serves what it is about."""
+    """Whether every node answers it, and not the owner alone."""
     reads_stored: bool = False
     """Whether its handler asks first whether the store is enough, and then `check_here` by itself."""
     takes_a_part: bool = False

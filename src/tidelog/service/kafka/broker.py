@@ -666,7 +666,7 @@ class Broker:
         return served is not None and 0 <= partition < served.count
 
     async def write_marker(self, topic: str, partition: int, control: Control) -> None:
-        """Ends a transaction in a partition, whoever serves it; NotFoundError when there is none of this name and
+        """Ends a transaction in a partition, at its owner; NotFoundError when there is none of this name and
         number."""
         is_elsewhere = not self.placement.is_ours(parse_topic_name(topic), partition)
         if is_elsewhere and self.find(parse_topic_name(topic)) is not None:

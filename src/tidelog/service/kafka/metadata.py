@@ -86,7 +86,7 @@ class Metadata:
         )
 
     def _led(self, served: ServedTopic, number: int) -> dict[str, Any]:
-        """Who leads a partition, in the fields of an answer. A replica is whoever serves it: copies are the store's."""
+        """Who leads a partition, in the fields of an answer. Its owner is its only replica: copies are the store's."""
         owner = self._broker.placement.owner(served.name, number)
         if owner is None:
             error = ErrorCode.LEADER_NOT_AVAILABLE

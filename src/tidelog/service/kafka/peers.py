@@ -1,12 +1,11 @@
 """What one node asks of another, over Kafka's own protocol at the address that clients use.
 
 Invariants
-- A request is sent once. When its answer does not come, its outcome is unknown: whoever asked decides what may be
-  repeated.
+- A request is sent once. When its answer does not come, its outcome is unknown: the caller decides what is repeated.
 - A connection carries one request at a time, and is closed after an error: an answer never goes to another question.
   It is closed without TLS's own farewell, which would wait for a node that hangs.
 - Where authentication is on, a node proves itself with the secret of the installation, which is in its metadata store.
-  Whoever can read that could change everything there as well.
+  Read access to that is as good as write access to everything there.
 """
 
 from __future__ import annotations
@@ -153,7 +152,7 @@ class Peers:
 def client_tls(security: Security) -> ssl.SSLContext:
     """Trusts this node's own certificate, what its clients are checked with, and what clients are told to trust."""
     context = ssl.create_default_context()
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # nodes may share a certificate, whoever has signed it
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # nodes may share a certificate, of any signer
     trusted = security.settings.tls_cert, security.settings.tls_client_ca, os.environ.get(TLS_CA_VARIABLE)
     for path in trusted:
         if path:

@@ -317,8 +317,8 @@ def _checked_range(prefix: str, start: str | None, limit: int | None) -> tuple[s
 #     <value>
 #
 # Invariants
-# - Every write has an id of its own. Whoever does not know whether a write was done reads the entry and looks for the
-#   id.
+# - Every write has an id of its own. A writer that does not know whether a write was done reads the entry and looks for
+#   the id.
 # - Two writes of the same value differ, so an etag that is a checksum of the content is a version.
 # - `deleted` stands for an entry that is not there (where a store cannot delete on a condition); its value is empty.
 

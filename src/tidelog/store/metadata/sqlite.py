@@ -86,7 +86,7 @@ class SqliteMetadataStore(MetadataStore):
         return found
 
     def change_mark(self) -> object | None:
-        """The number of the last commit, whoever made it."""
+        """The number of the last commit, of any process."""
         with self._connected() as connection:
             (last,) = connection.execute("SELECT last FROM commits").fetchone()
             return int(last)

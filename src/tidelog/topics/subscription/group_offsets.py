@@ -137,7 +137,7 @@ def _cursor(offset: GroupOffset | None) -> Cursor | None:
 
 
 class CoordinatedOffsets:
-    """The same offsets, written by the coordinator of a group, whoever owns the partitions. Threads may share it.
+    """The same offsets, written by the coordinator of a group, for partitions of any owner. Threads may share it.
 
     `check_of` returns what a write for a group checks, and raises where this node is not its coordinator; `conflict`
     says what it means that this check has failed; `count_of` returns how many partitions a topic has, 0 for none.

@@ -99,12 +99,12 @@ class TransactionStore:
         return records
 
     def read(self, transactional_id: str) -> TransactionRecord | None:
-        """What is durable of a transactional id, whoever coordinates it."""
+        """What is durable of a transactional id, also of other coordinators."""
         entry = self._metadata.get(transaction_key(transactional_id, self._root))
         return None if entry is None else _decoded(entry)
 
     def find(self, producer_ids: Collection[int]) -> dict[int, TransactionRecord]:
-        """What is durable of the transactions of producers, whoever coordinates them. It reads all records."""
+        """What is durable of the transactions of producers, also of other coordinators. It reads all records."""
         found = map(_decoded, self._metadata.range(transactions_prefix(self._root)))
         return {one.producer_id: one for one in found if one is not None and one.producer_id in producer_ids}
 
