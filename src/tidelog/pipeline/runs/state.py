@@ -6,8 +6,8 @@
 
 Invariants
 - One run at a time. Who runs a pipeline says so in the document, and renews it; one that does not renew it for a
-  lease, or has died on this machine, has lost it. Every change names its holder: a run that was taken over changes nothing
-  more and ends with LeaseLostError.
+  lease, or has died on this machine, has lost it. Every change names its holder: a run that was taken over changes
+  nothing more and ends with LeaseLostError.
 - A run is in the document from its begin to its end, with its tasks and what became of them. A run that was killed is
   continued by the next one: tasks that are done are not done again. The one that was at work is, and every job comes to
   the same end then.
