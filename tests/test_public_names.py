@@ -52,6 +52,9 @@ ATTRIBUTES = {
         flush flush_async lag lag_async nack nack_async name open receive receive_async receive_many
         receive_many_async seek seek_async unsubscribe unsubscribe_async
     """,
+    "AsyncScan": """
+        aclose seek
+    """,
     "Batch": """
         entries
     """,
@@ -163,13 +166,16 @@ ATTRIBUTES = {
         bucket data if_absent if_match if_match_crc key metadata
     """,
     "RestoringEngine": """
-        applied_seq close close_async digest digest_async find_object find_object_async has_bucket
+        applied_seq changes changes_async close close_async digest digest_async find_object find_object_async has_bucket
         has_bucket_async is_restored list_buckets list_buckets_async list_objects list_objects_async
         open_object open_object_async progress read read_async read_many read_many_async scan scan_async stat
         stat_async versions versions_async wait wait_async
     """,
     "Result": """
         applied reason seq status
+    """,
+    "Scan": """
+        close seek
     """,
     "ScannedObject": """
         crc data key metadata seq size

@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from tidelog.engine.orchestrator.topic import TopicOrchestrator
     from tidelog.engine.reader import EngineReader
     from tidelog.engine.restoring import RestoringEngine
+    from tidelog.engine.scan_iterator import AsyncScan, Scan
     from tidelog.engine.txn.read_set import Guarded, ListingRead, ObjectRead
     from tidelog.engine.txn.transaction import Transaction
     from tidelog.engine.wal.value import object_crc
@@ -115,6 +116,7 @@ __version__ = "0.1.0"
 # Without `open`: `from tidelog import *` must not replace Python's own.
 __all__ = [
     "AccessDeniedError",
+    "AsyncScan",
     "BackpressureError",
     "Batch",
     "Change",
@@ -176,6 +178,7 @@ __all__ = [
     "RestoringEngine",
     "Result",
     "RetryError",
+    "Scan",
     "ScannedObject",
     "ServerUnavailableError",
     "StoreUnavailableError",
@@ -220,6 +223,7 @@ _LATER = {
     "tidelog.engine.orchestrator.topic": ("TopicOrchestrator",),
     "tidelog.engine.reader": ("EngineReader",),
     "tidelog.engine.restoring": ("RestoringEngine",),
+    "tidelog.engine.scan_iterator": ("AsyncScan", "Scan"),
     "tidelog.engine.txn.read_set": ("Guarded", "ListingRead", "ObjectRead"),
     "tidelog.engine.txn.transaction": ("Transaction",),
     "tidelog.engine.wal.value": ("object_crc",),

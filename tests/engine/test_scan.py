@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -239,12 +240,98 @@ def test_scans_and_reads_of_many_in_tasks(tmp_path: Path) -> None:
         asyncio.run(look())
 
 
+def pins_of(engine: Engine) -> int:
+    """How many states are held."""
+    garbage = engine.statistics().garbage
+    assert garbage is not None
+    return garbage.pins
+
+
+@pytest.mark.parametrize("with_values", [False, True])
+@pytest.mark.parametrize("data", [b"1", bytes(3000)], ids=["in the rows", "in the log"])
+def test_seek_moves_a_scan_to_a_key_within_its_state_and_bounds(tmp_path: Path, data: bytes, with_values: bool) -> None:
+    """In both directions, also back, after the end, and while somebody iterates; entries that follow do not show."""
+    with open_local(tmp_path) as engine:
+        names = [f"k{number:03d}" for number in range(300)]
+        engine.apply(1, Batch([CreateBucket("b"), *(PutObject("b", name, data) for name in names)]))
+        for is_reverse in (False, True):
+            scan = engine.scan("b", "k010", "k200", reverse=is_reverse, with_values=with_values)
+            engine.apply(engine.applied_seq + 1, PutObject("b", "k050x", data))
+            shown = names[10:200][::-1] if is_reverse else names[10:200]
+            assert next(scan).key == shown[0]
+            scan.seek("k050x")
+            assert [one.key for one in islice(scan, 3)] == shown[shown.index("k050" if is_reverse else "k051") :][:3]
+            scan.seek("k030")
+            assert next(scan).key == "k030"
+            scan.seek("a")
+            assert [one.key for one in scan] == ([] if is_reverse else shown)
+            scan.seek("z")
+            assert [one.key for one in scan] == (shown if is_reverse else [])
+            scan.seek("k100")
+            assert next(scan).key == "k100"
+            seen = list[str]()
+            for one in scan:
+                seen.append(one.key)
+                if len(seen) == 2:
+                    scan.seek("k150")
+            assert seen[2:] == shown[shown.index("k150") :]
+            scan.close()
+            assert next(scan, None) is None
+            engine.apply(engine.applied_seq + 1, DeleteObject("b", "k050x"))
+        limited = engine.scan("b", limit=2, with_values=with_values)
+        assert len(list(limited)) == 2
+        limited.seek("k007")
+        assert [one.key for one in limited] == ["k007", "k008"]
+        assert pins_of(engine) == 0
+
+
+def test_seek_of_a_scan_whose_state_was_rolled_back_or_is_forgotten_raises(tmp_path: Path) -> None:
+    """A scan that has ended holds nothing back, and never goes on in another state."""
+    with open_local(tmp_path) as engine:
+        engine.apply_many([(1, CreateBucket("b")), (2, PutObject("b", "x", b"1")), (3, PutObject("b", "y", b"1"))])
+        scan = engine.scan("b")
+        assert len(list(scan)) == 2
+        engine.rollback_to(2)
+        engine.apply(3, PutObject("b", "z", b"2"))
+        with pytest.raises(ConflictError):
+            scan.seek("x")
+        scan = engine.scan("b", seq=2)
+        assert len(list(scan)) == 1
+        engine.update_low_water_mark(3)
+        engine.collect_garbage(horizon=3)
+        with pytest.raises(NotFoundError):
+            scan.seek("x")
+
+
+def test_seek_of_a_scan_in_tasks(tmp_path: Path) -> None:
+    """The same, with the next object; ending it lets go of its state."""
+
+    async def look() -> None:
+        scan = engine.scan_async("b", with_values=True)
+        scan.seek("k2500")
+        assert (await anext(scan)).key == "k2500"
+        scan.seek("k0100")
+        assert [one.key async for one in scan] == names[100:]
+        scan.seek("k2999")
+        assert [one.key async for one in scan] == names[2999:]
+        scan.seek("k0000")
+        assert (await anext(scan)).key == "k0000"
+        await scan.aclose()
+        assert pins_of(engine) == 0
+
+    with open_local(tmp_path) as engine:
+        names = [f"k{number:04d}" for number in range(3000)]
+        engine.apply(1, Batch([CreateBucket("b"), *(PutObject("b", name, b"1") for name in names)]))
+        asyncio.run(look())
+
+
 def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     """Before anything is read."""
     with open_local(tmp_path) as engine:
         engine.apply(1, CreateBucket("b"))
         for wrong in (
             lambda: engine.scan("b", limit=0),
+            lambda: engine.scan("b").seek(7),  # type: ignore[arg-type]
             lambda: engine.scan("b", start=7),  # type: ignore[arg-type]
             lambda: engine.scan("b", end=b"x"),  # type: ignore[arg-type]
             lambda: engine.scan("b", seq=2),

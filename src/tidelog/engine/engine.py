@@ -25,8 +25,10 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from threading import Event
+from typing import Any
 
 import msgspec
 
@@ -40,7 +42,7 @@ from tidelog.engine.cold.reader import ColdReader
 from tidelog.engine.cold.shared_store import SharedStore
 from tidelog.engine.cold.shipping import Shipping, ShippingStatistics, first_time
 from tidelog.engine.core import Core
-from tidelog.engine.entry import Entry, ObjectStat, Result, ScannedObject, StoredObject
+from tidelog.engine.entry import Entry, ObjectStat, Result, StoredObject
 from tidelog.engine.maintenance import ColdTier, Maintenance
 from tidelog.engine.mvcc.applier import Replayed
 from tidelog.engine.mvcc.cells import MAX_SEQ
@@ -48,6 +50,7 @@ from tidelog.engine.orchestrator.base import Turn
 from tidelog.engine.reads import EngineStat, News, Standing, checked_entries, checked_seq
 from tidelog.engine.recovery.recovery import RecoveryReport
 from tidelog.engine.scan import EnginePrefetch, EngineScans, checked_keys
+from tidelog.engine.scan_iterator import AsyncScan
 from tidelog.engine.txn.locks import LockStatistics
 from tidelog.engine.txn.read_set import Carried, batch_of
 from tidelog.engine.txn.transaction import DEFAULT_LOCK_TIMEOUT_SECONDS, Transaction, Transactions
@@ -63,7 +66,7 @@ from tidelog.errors import (
     TidelogError,
 )
 from tidelog.findings import VerifyReport
-from tidelog.store.aio import ClosedAtExit, iterated, twin, twin_iterator, twin_of
+from tidelog.store.aio import ClosedAtExit, twin, twin_by, twin_iterator, twin_of
 from tidelog.store.scheduler import Lazy, Threads
 from tidelog.units import to_seconds
 
@@ -360,32 +363,11 @@ class Engine(EnginePrefetch, ChangeCalls, GarbageCalls, CompactionCalls, ClosedA
             lambda: self._read_many_here(wanted, seq), lambda: self.read_many(wanted, seq)
         )
 
-    @twin_of(EngineScans.scan)
-    async def scan_async(
-        self,
-        bucket: str,
-        start: str | None = None,
-        end: str | None = None,
-        *,
-        prefix: str = "",
-        reverse: bool = False,
-        limit: int | None = None,
-        with_values: bool = False,
-        seq: int | None = None,
-    ) -> AsyncIterator[ScannedObject]:
-        def scan() -> Iterator[ScannedObject]:
-            return self.scan(
-                *(bucket, start, end),
-                prefix=prefix,
-                reverse=reverse,
-                limit=limit,
-                with_values=with_values,
-                seq=seq,
-            )
+    def _scan_in_task(self, *place: Any, with_values: bool, **how: Any) -> AsyncScan:
+        run = reading_cold if with_values else reading
+        return AsyncScan(lambda: self.scan(*place, with_values=with_values, **how), partial(run, self))
 
-        async for one in iterated(self, scan, reading_cold if with_values else reading):
-            yield one
-
+    scan_async = twin_by(EngineScans.scan, _scan_in_task)
     open_object_async = twin(EngineStat.open_object, reading_cold)
     prefetch_async = twin(EnginePrefetch.prefetch, reading_cold)
     has_bucket_async = twin(EngineStat.has_bucket, reading)

@@ -19,8 +19,10 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import msgspec
 
@@ -35,6 +37,7 @@ from tidelog.engine.mvcc.retention import History, Marks, forgotten
 from tidelog.engine.mvcc.versions import Buckets
 from tidelog.engine.reads import EngineStat, News
 from tidelog.engine.scan import EngineScans
+from tidelog.engine.scan_iterator import AsyncScan
 from tidelog.engine.settings import EngineSettings
 from tidelog.engine.sst.snapshot import StoredState, named_states
 from tidelog.engine.sst.stored_index import StoredFiles, StoredIndex, StoredVersions
@@ -42,7 +45,7 @@ from tidelog.engine.value_files import NoValueFiles
 from tidelog.engine.wal.replay import Replay, ShippedLog, log_range
 from tidelog.engine.wal.scan_values import ScannedRows
 from tidelog.errors import ClosedError, DataError, NotFoundError, TidelogError
-from tidelog.store.aio import ClosedAtExit, twin, twin_iterator, twin_of
+from tidelog.store.aio import ClosedAtExit, twin, twin_by, twin_iterator, twin_of
 from tidelog.store.keys import EngineKeys
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.object_store import ObjectStore
@@ -318,7 +321,11 @@ class EngineReader(EngineScans, ChangeCalls, ClosedAtExit):
     stat_async = twin(EngineStat.stat, reading_cold)
     has_bucket_async = twin(EngineStat.has_bucket, reading_cold)
     find_object_async = twin(EngineStat.find_object, reading_cold)
-    scan_async = twin_iterator(EngineScans.scan, reading_cold)
+
+    def _scan_in_task(self, *args: Any, **kwargs: Any) -> AsyncScan:
+        return AsyncScan(lambda: self.scan(*args, **kwargs), partial(reading_cold, self))
+
+    scan_async = twin_by(EngineScans.scan, _scan_in_task)
     read_many_async = twin(EngineScans.read_many, reading_cold)
     list_objects_async = twin_iterator(EngineStat.list_objects, reading_cold)
     list_buckets_async = twin(EngineStat.list_buckets, reading_cold)

@@ -116,6 +116,7 @@ class RestoringEngine(ClosedAtExit):
     find_object = _read(EngineReader.find_object)
     versions = _read(EngineReader.versions)
     digest = _read(EngineReader.digest)
+    changes = _read(EngineReader.changes)
 
     read_async = _read(EngineReader.read_async)
     open_object_async = _read(EngineReader.open_object_async)
@@ -128,6 +129,7 @@ class RestoringEngine(ClosedAtExit):
     find_object_async = _read(EngineReader.find_object_async)
     versions_async = _read(EngineReader.versions_async)
     digest_async = _read(EngineReader.digest_async)
+    changes_async = _read(EngineReader.changes_async)
 
     @property
     def applied_seq(self) -> int:

@@ -15,17 +15,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, groupby, islice, starmap
+from itertools import chain, groupby, islice
 from typing import NamedTuple
 
 import msgspec
 
 from tidelog.engine.cold.reader import RowsAhead, Value, ValuesAhead
-from tidelog.engine.entry import ScannedObject, StoredObject, Tier
+from tidelog.engine.entry import StoredObject, Tier
 from tidelog.engine.mvcc.cells import INLINE, POINTER, Cell, at, object_prefix, objects_of
 from tidelog.engine.mvcc.retention import Pin, forgotten
 from tidelog.engine.mvcc.versions import WITH_CRC, WITH_DATA, WITH_VALUE, Row
 from tidelog.engine.reads import EngineStat, check_limit, check_names
+from tidelog.engine.scan_iterator import Lists, Scan
 from tidelog.engine.wal.scan_values import PLAIN_COLUMNS, ScannedRows, batches_of
 from tidelog.engine.wal.value import decode_value
 from tidelog.errors import GapError, InputError, NotFoundError
@@ -54,11 +55,12 @@ class EngineScans(EngineStat):
         limit: int | None = None,
         with_values: bool = False,
         seq: int | None = None,
-    ) -> Iterator[ScannedObject]:
+    ) -> Scan:
         """Yields the objects of a bucket from the key `start` on and before the key `end` whose keys start with the
         prefix, in the order of keys or in reverse, as of a seq: one state, whatever is applied meanwhile.
 
         With values they have `data` and `metadata`; those in the store are fetched in batches, ahead of the reader.
+        `seek(key)` of the iterator moves it.
         """
         check_names(bucket, prefix)
         for bound in (start, end):
@@ -68,34 +70,43 @@ class EngineScans(EngineStat):
         if self._buckets.created(bucket, pin.seq) is None:
             pin.check()
             raise self._no_bucket(bucket, pin.seq)
-        columns = WITH_DATA if with_values else WITH_CRC
-        batches = self._versions.objects(
-            bucket, prefix, pin.seq, start=start, end=end, reverse=bool(reverse), columns=columns
-        )
-        if with_values:
-            return chain.from_iterable(self._scanned_values(pin, bucket, batches, limit, is_reverse=bool(reverse)))
-        return islice(chain.from_iterable(self._scanned(pin, batches)), limit)
+        wanted = _Range(bucket, prefix, start, end, bool(reverse), limit, bool(with_values))
 
-    def _scanned(self, pin: Pin, batches: Iterator[list[Row]]) -> Iterator[Iterator[ScannedObject]]:
+        def begin(key: str | None) -> Lists:
+            nonlocal pin
+            if key is None:
+                return self._scanned(pin, wanted)
+            before, pin = pin, pin.again()
+            before.release()
+            return self._scanned(pin, wanted.beginning_at(key))
+
+        return Scan(begin)
+
+    def _scanned(self, pin: Pin, wanted: _Range) -> Lists:
         with pin:
-            for rows in batches:
-                self._check_going_on(pin)
-                yield starmap(ScannedObject, rows)
+            rows = self._versions.objects(
+                wanted.bucket,
+                wanted.prefix,
+                pin.seq,
+                start=wanted.start,
+                end=wanted.end,
+                reverse=wanted.reverse,
+                columns=WITH_DATA if wanted.with_values else WITH_CRC,
+            )
+            lists = _limited(rows, wanted.limit)
+            for found in self._with_values(wanted, lists, pin.seq) if wanted.with_values else lists:
+                pin.check()
+                if self._standing.is_closed:
+                    raise self._standing.closed_error()
+                yield found
 
-    def _check_going_on(self, pin: Pin) -> None:
-        pin.check()
-        if self._standing.is_closed:
-            raise self._standing.closed_error()
-
-    def _scanned_values(
-        self, pin: Pin, bucket: str, batches: Iterator[list[Row]], limit: int | None, *, is_reverse: bool
-    ) -> Iterator[Iterator[ScannedObject]]:
+    def _with_values(self, wanted: _Range, lists: Iterator[list[Row]], at: int) -> Iterator[list[Row]]:
         """Small values come with their rows, which are most of the work then; others are looked up."""
-        with pin as at:
-            for has_values, run in groupby(_limited(batches, limit), _has_values):
-                for found in run if has_values else self._scanned_places(bucket, run, at, is_reverse=is_reverse):
-                    self._check_going_on(pin)
-                    yield starmap(ScannedObject, found)
+        for has_values, run in groupby(lists, _has_values):
+            if has_values:
+                yield from run
+            else:
+                yield from self._scanned_places(wanted.bucket, run, at, is_reverse=wanted.reverse)
 
     def _scanned_places(
         self, bucket: str, lists: Iterator[list[Row]], at: int, *, is_reverse: bool
@@ -224,6 +235,25 @@ class EngineScans(EngineStat):
     def _got_again(self, wanted: _Wanted, at: int) -> _Got:
         found = self.read(wanted.bucket, wanted.key, at)
         return _Got(wanted, (found.data, found.metadata), found.tier)
+
+
+class _Range(NamedTuple):
+    """What a scan is about."""
+
+    bucket: str
+    prefix: str
+    start: str | None
+    end: str | None
+    reverse: bool
+    limit: int | None
+    with_values: bool
+
+    def beginning_at(self, key: str) -> _Range:
+        """The part of it from a key on; in reverse, up to the key."""
+        if self.reverse:
+            behind = key + "\0"  # no key has a NUL in it
+            return self._replace(end=behind if self.end is None else min(behind, self.end))
+        return self._replace(start=key if self.start is None else max(key, self.start))
 
 
 class PrefetchReport(msgspec.Struct, frozen=True, kw_only=True):

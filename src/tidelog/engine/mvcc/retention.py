@@ -127,6 +127,16 @@ class Pin:
     def _is_rolled_back(self) -> bool:
         return self._history.was_rolled_back(self.seq, self._rollbacks)
 
+    def again(self) -> Pin:
+        """Another pin of the same state, also if this one was released: NotFoundError if it may be gone, ConflictError
+        if it was rolled back since.
+        """
+        self.check()
+        pin = self._history.pin(self.seq)
+        pin._rollbacks = self._rollbacks
+        pin.check()
+        return pin
+
     def release(self) -> None:
         """Releases the pin. Idempotent."""
         if self._is_held:
