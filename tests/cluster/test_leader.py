@@ -75,6 +75,25 @@ def test_a_round_writes_placements_with_their_reasons(bench: Bench) -> None:
     assert bench.etcd.change_mark() == before
 
 
+def test_an_older_leader_keeps_what_newer_nodes_have_written(bench: Bench) -> None:
+    """Lost fields of topics, engines and slots that it does not know, in the middle of an upgrade."""
+    topic, engine = KEYS.topic(*ORDERS), KEYS.engine("photos")
+    bench.etcd.put(topic, b'{"id":"00","created_us":1,"partitions":["",""],"newer":7}')
+    bench.etcd.put(engine, b'{"arguments":{"newer":8},"newer":7}')
+    bench.etcd.put(KEYS.coordinators, b'{"slots":["",""],"newer":7}')
+    bench.rounds.round(bench.state(), {}, bench.leads_by)
+    assert set(bench.placed()) == {"a", "b"}
+    found = {
+        key: msgspec.json.decode(entry.value)
+        for key in (topic, engine, KEYS.coordinators)
+        if (entry := bench.etcd.get(key))
+    }
+    assert [one["newer"] for one in found.values()] == [7, 7, 7]
+    assert found[engine]["node"] in ("a", "b")
+    assert found[engine]["arguments"] == {"newer": 8}
+    assert all(found[KEYS.coordinators]["slots"])
+
+
 def test_a_leader_that_was_replaced_changes_nothing(bench: Bench) -> None:
     """Its plan may be right; it is not the one who carries it out."""
     bench.create("", "")

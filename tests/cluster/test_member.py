@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from tidelog.clock import ManualClock
-from tidelog.cluster.documents import ClusterSettings, ClusterState, Leader, NodeInfo, decoded, is_too_old
+from tidelog.cluster.documents import (
+    ClusterSettings,
+    ClusterState,
+    Leader,
+    NodeInfo,
+    decoded,
+    decoded_settings,
+    is_too_old,
+)
 from tidelog.cluster.leader import read_loads
 from tidelog.cluster.member import Identity, Member, changed_drain
 from tidelog.cluster.operations import ClusterOperations
@@ -16,7 +25,7 @@ from tidelog.errors import ConfigError, HeldError, LeaseLostError, StoreUnavaila
 from tidelog.service.cluster_control import NodeLoad, NodeTail, Unshipped
 from tidelog.store.document import encode_json
 from tidelog.store.keys import DEFAULT_ROOT, ClusterKeys
-from tidelog.store.metadata.base import Check, DelegatingMetadata, Write
+from tidelog.store.metadata.base import Check, DelegatingMetadata, Entry, Write
 from tidelog.store.metadata.memory import MemoryMetadataStore
 from tidelog.store.metadata.watch import PollingWatch
 
@@ -187,6 +196,32 @@ def test_a_node_that_is_too_old_does_not_join(etcd: MemoryMetadataStore, clock: 
     assert [is_too_old(version, "1.10") for version in ("", "1.2.dev0", "1.10", "2.0", "1.10.1+local")] == [
         *(True, True, False, False, False)
     ]
+
+
+def test_settings_of_a_newer_version_do_not_lift_the_version_gate(
+    etcd: MemoryMetadataStore, clock: ManualClock
+) -> None:
+    """Let old nodes in as soon as one setting had a value that they did not know: all settings counted as absent."""
+    etcd.put(
+        KEYS.settings, b'{"strategy":"quantum","rest_seconds":7,"hysteresis":9,"minimum_version":"1.10","newer":1}'
+    )
+    with pytest.raises(ConfigError, match=r"the cluster requires 1\.10"):
+        member(etcd, clock, "a", version="1.9.3").join()
+    expected = ClusterSettings(rest_seconds=7, minimum_version="1.10")
+    assert decoded_settings(etcd.get(KEYS.settings)) == expected
+    assert decoded_settings(Entry(KEYS.settings, b"[]", "1")) == decoded_settings(None) == ClusterSettings()
+
+
+def test_a_drain_by_an_older_version_keeps_what_a_newer_one_wrote(
+    etcd: MemoryMetadataStore, clock: ManualClock
+) -> None:
+    """Lost the fields that it does not know."""
+    member(etcd, clock, "a").join()
+    etcd.put(KEYS.node_id("a"), b'{"node_id":1,"newer":7}')
+    changed_drain(etcd, KEYS, "a", is_draining=True)
+    found = etcd.get(KEYS.node_id("a"))
+    assert found is not None
+    assert msgspec.json.decode(found.value) == {"node_id": 1, "is_draining": True, "newer": 7}
 
 
 def test_draining_is_remembered_of_known_nodes_only(etcd: MemoryMetadataStore, clock: ManualClock) -> None:

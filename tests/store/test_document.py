@@ -14,7 +14,7 @@ from tests.contracts.test_metadata_store import KINDS, open_kind, writers_of
 
 from tidelog.errors import ConflictError, DataError, FencedError, RetryError, StoreUnavailableError
 from tidelog.store import document as module
-from tidelog.store.document import Step, UnchangedNeighbours, VersionedDocument, retried
+from tidelog.store.document import Step, UnchangedNeighbours, VersionedDocument, decode_json, encode_json, retried
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.testing import FaultyMetadata
 
@@ -313,3 +313,32 @@ def test_a_change_of_several_documents_is_made_again_as_a_whole(faulty: FaultyMe
     with pytest.raises(ConflictError, match=f"gave up after {module.ATTEMPTS} conflicting writes to topic/"):
         retried(lambda: faulty.put("a", b"2"), "topic/")
     assert faulty.contents() == {"a": b"1"}
+
+
+class Inner(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A part of a document."""
+
+    size: int = 0
+
+
+class Outer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """As an older version knows it."""
+
+    count: int = 0
+    inner: Inner = Inner()
+
+
+def test_a_change_by_an_older_version_keeps_the_fields_of_a_newer_one(faulty: FaultyMetadata) -> None:
+    """Lost what a newer node had written: nodes of two versions share documents while an installation is upgraded."""
+    faulty.put("outer", b'{"count":1,"newer":{"a":[1]},"inner":{"size":2,"unit":"kB"}}')
+    document = VersionedDocument(faulty, "outer", encode_json, lambda data, key: decode_json(data, key, Outer))
+    document.update(lambda known: Outer(count=0, inner=Inner()))
+    found = faulty.get("outer")
+    assert found is not None
+    assert msgspec.json.decode(found.value) == {"newer": {"a": [1]}, "inner": {"unit": "kB"}}
+
+
+@pytest.mark.parametrize("before", [None, b"[]", b"no json", b'{"count":3}'])
+def test_what_has_no_other_fields_is_written_as_it_is(before: bytes | None) -> None:
+    """Whatever was there."""
+    assert encode_json(Outer(count=4), before) == b'{"count":4}'

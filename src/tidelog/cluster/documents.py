@@ -1,17 +1,19 @@
 """The documents of a cluster, and the state of it as one node sees it.
 
-Keys are those of `ClusterKeys` (`store/keys.py`). Every document is JSON, and unknown fields are passed over: nodes of
-two versions share them while an installation is upgraded.
+Keys are those of `ClusterKeys` (`store/keys.py`). Every document is JSON. Nodes of two versions share them while an
+installation is upgraded: fields that are unknown here are passed over, and stay when the document is changed here.
 
 Invariants
 - `nodes/`, `loads/` and `leader` hang on the lease of the node they are about: a node that dies is gone from all three
   at once, and no clock of another machine is asked.
 - One document a topic, not a partition: a cluster costs as many documents as it has topics.
-- An entry that cannot be understood is passed over with a warning: one damaged document does not stop the cluster.
+- An entry that cannot be understood is passed over with a warning: one damaged document does not stop the cluster. Of
+  the settings each is looked at by itself: a strategy of a newer version does not lift the version gate.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable
 from typing import Annotated, Literal, TypeVar
@@ -230,6 +232,8 @@ class ClusterState:
         self.coordinators = Coordinators()
         self.settings = ClusterSettings()
         self.versions: dict[str, str] = {}
+        self.values: dict[str, bytes] = {}
+        """As they are stored, to be changed by `encode_json`."""
 
     def apply(self, changes: Changes) -> set[str]:
         """Takes in what a watch has said; returns the keys that have changed."""
@@ -246,7 +250,7 @@ class ClusterState:
         made = ClusterState(self.keys)
         made.is_known, made.leader = self.is_known, self.leader
         made.coordinators, made.settings = self.coordinators, self.settings
-        for name in ("nodes", "node_ids", "topics", "engines", "requests", "versions"):
+        for name in ("nodes", "node_ids", "topics", "engines", "requests", "versions", "values"):
             setattr(made, name, dict(getattr(self, name)))
         return made
 
@@ -258,10 +262,12 @@ class ClusterState:
     def _take(self, key: str, entry: Entry | None) -> None:
         if entry is None:
             self.versions.pop(key, None)
+            self.values.pop(key, None)
         elif int(self.versions.get(key, "0")) > int(entry.version):
             return  # older than what this node has written itself
         else:
             self.versions[key] = entry.version
+            self.values[key] = entry.value
         self._decode(key, entry)
 
     def _decode(self, key: str, entry: Entry | None) -> None:
@@ -271,7 +277,7 @@ class ClusterState:
         elif key == keys.coordinators:
             self.coordinators = decoded(entry, Coordinators) or Coordinators()
         elif key == keys.settings:
-            self.settings = decoded(entry, ClusterSettings) or ClusterSettings()
+            self.settings = decoded_settings(entry)
         elif key.startswith(keys.topics_prefix):
             _set(self.topics, topic_of_key(key, keys), decoded(entry, TopicPlacement))
         else:
@@ -331,3 +337,18 @@ def decoded(entry: Entry | None, kind: type[Document]) -> Document | None:
     except JSON_ERRORS as error:
         _logger.warning("%s in the metadata store cannot be understood, and is passed over: %s", entry.key, error)
         return None
+
+
+def decoded_settings(entry: Entry | None) -> ClusterSettings:
+    """The settings of an entry; where not all are understood, those that are, and the defaults of the others."""
+    found = decoded(entry, ClusterSettings)
+    if found is not None or entry is None:
+        return found or ClusterSettings()
+    settings = ClusterSettings()
+    with contextlib.suppress(*JSON_ERRORS):
+        known = from_json(entry.value, dict[str, msgspec.Raw])
+        for name in known.keys() & set(ClusterSettings.__struct_fields__):
+            with contextlib.suppress(*JSON_ERRORS):
+                one = from_json(msgspec.json.encode({name: known[name]}), ClusterSettings)
+                settings = msgspec.structs.replace(settings, **{name: getattr(one, name)})
+    return settings

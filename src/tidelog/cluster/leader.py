@@ -206,21 +206,24 @@ class LeaderRounds:
             for first in range(0, len(all_of_it), _DECISIONS_AT_ONCE):
                 some = all_of_it[first : first + _DECISIONS_AT_ONCE]
                 placement = _placed(placement, some, asked)
-                yield _Change(self._keys.topic(*topic), encode_json(placement), some)
+                key = self._keys.topic(*topic)
+                yield _Change(key, encode_json(placement, state.values.get(key)), some)
 
     def _other_changes(self, state: ClusterState, decisions: Sequence[Decision]) -> Iterable[_Change]:
         slots = {decision.slot: decision for decision in decisions if decision.slot >= 0}
         if slots:
             nodes = [slots[n].to if n in slots else node for n, node in enumerate(state.coordinators.slots)]
-            document = encode_json(Coordinators(slots=tuple(nodes)))
-            yield _Change(self._keys.coordinators, document, list(slots.values()))
+            key = self._keys.coordinators
+            document = encode_json(Coordinators(slots=tuple(nodes)), state.values.get(key))
+            yield _Change(key, document, list(slots.values()))
         pins = {request.engine: request.node if request.pin else NOBODY for request in _moves(state, "move-engine")}
         for decision in decisions:
             if decision.engine:
                 placement = state.engines[decision.engine]
                 pin = pins.get(decision.engine, placement.pin) if decision.kind == "move" else placement.pin
                 changed = msgspec.structs.replace(placement, node=decision.to, pin=pin)
-                yield _Change(self._keys.engine(decision.engine), encode_json(changed), [decision])
+                key = self._keys.engine(decision.engine)
+                yield _Change(key, encode_json(changed, state.values.get(key)), [decision])
 
     def _request_changes(self, state: ClusterState, decisions: Sequence[Decision]) -> Iterable[_Change]:
         """Those that are carried out, or never can be. A request for balance goes when there is nothing to move."""

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 
 from tidelog.clock import Clock
-from tidelog.cluster.documents import ClusterSettings, Leader, NodeId, NodeInfo, decoded, is_too_old
+from tidelog.cluster.documents import Leader, NodeId, NodeInfo, decoded, decoded_settings, is_too_old
 from tidelog.errors import ConfigError, ConflictError, HeldError, LeaseLostError, TidelogError
 from tidelog.service.cluster_control import NodeLoad, NodeTail
 from tidelog.store.document import encode_json, retried
@@ -102,8 +102,8 @@ class Member:
             retried(self._register, self.keys.node(self.name))
 
     def _check_version(self) -> None:
-        settings = decoded(self._metadata.get(self.keys.settings), ClusterSettings)
-        if settings is not None and is_too_old(self.identity.version, settings.minimum_version):
+        settings = decoded_settings(self._metadata.get(self.keys.settings))
+        if is_too_old(self.identity.version, settings.minimum_version):
             raise ConfigError(
                 f"this is tidelog {self.identity.version}, the cluster requires {settings.minimum_version}",
                 hint="Upgrade this node",
@@ -252,7 +252,7 @@ def changed_drain(metadata: MetadataStore, keys: ClusterKeys, node: str, *, is_d
         if found.is_draining == is_draining:
             return False
         changed = msgspec.structs.replace(found, is_draining=is_draining)
-        metadata.commit([Check(key, entry.version)], [Put(key, encode_json(changed))])
+        metadata.commit([Check(key, entry.version)], [Put(key, encode_json(changed, entry.value))])
         return True
 
     return retried(change, key)

@@ -12,6 +12,8 @@ Invariants
 - A write without an answer was done, or was not, or will be (`metadata/base.py` has settled what can be settled by
   then). The error reaches the caller, unless the document sets how many of them to retry (`unanswered_attempts`): then
   reading finds what was done, and a change that recognises its own work adds nothing to it.
+- A change of a JSON struct keeps the fields that this version does not know: a newer one wrote them, and nodes of both
+  share the documents while an installation is upgraded.
 - With a fence every write requires the right it stands for: the fence decides in the same transaction, and the error
   that it raises for a lost right (FencedError) is final.
 """
@@ -27,7 +29,7 @@ import msgspec
 from tidelog.clock import jittered
 from tidelog.codec import JSON_ERRORS, from_json
 from tidelog.errors import ConflictError, DataError, StoreUnavailableError, TidelogError
-from tidelog.store.metadata.base import Check, Delete, MetadataStore, Put
+from tidelog.store.metadata.base import Check, Delete, Entry, MetadataStore, Put
 
 ATTEMPTS = 20
 FIRST_PAUSE_SECONDS = 0.01
@@ -188,12 +190,12 @@ class VersionedDocument(Generic[Value]):
         """
         attempts = self._counted()
         while True:
-            found = self.read()
-            before, version = (None, None) if found is None else found
+            entry = self._metadata.get(self.key)
+            before, version = (None, None) if entry is None else (self._decode(entry.value, self.key), entry.version)
             after = change(before)
             if after is None or (after == before and not rewrites):
                 return after
-            write = Put(self.key, self._encode(after))
+            write = Put(self.key, self._changed(after, entry))
             if self._is_written(Step(write, version), attempts):
                 return after
 
@@ -203,6 +205,11 @@ class VersionedDocument(Generic[Value]):
         while (entry := self._metadata.get(self.key)) is not None:
             if self._is_written(Step(Delete(self.key), entry.version), attempts):
                 return
+
+    def _changed(self, after: Value, before: Entry | None) -> bytes:
+        if before is not None and isinstance(after, msgspec.Struct) and self._encode is encode_json:
+            return encode_json(after, before.value)
+        return self._encode(after)
 
     def _is_written(self, step: Step, attempts: Attempts) -> bool:
         try:
@@ -230,9 +237,24 @@ class VersionedDocument(Generic[Value]):
 Document = TypeVar("Document", bound=msgspec.Struct)
 
 
-def encode_json(document: msgspec.Struct) -> bytes:
-    """The JSON of a document."""
-    return msgspec.json.encode(document)
+def encode_json(document: msgspec.Struct, before: bytes | None = None) -> bytes:
+    """The JSON of a document. Of `before`, the JSON that it was made from, the fields that are not known here stay."""
+    encoded = msgspec.json.encode(document)
+    if before is None:
+        return encoded
+    try:
+        known = msgspec.json.decode(before, type=dict[str, msgspec.Raw])
+    except JSON_ERRORS:
+        return encoded
+    fields = msgspec.structs.fields(document)
+    kept = {name: value for name, value in known.items() if name not in {field.encode_name for field in fields}}
+    for field in fields:
+        inner, raw = getattr(document, field.name), known.get(field.encode_name)
+        if raw is not None and isinstance(inner, msgspec.Struct):
+            kept[field.encode_name] = msgspec.Raw(encode_json(inner, bytes(raw)))
+    return (
+        msgspec.json.encode({**msgspec.json.decode(encoded, type=dict[str, msgspec.Raw]), **kept}) if kept else encoded
+    )
 
 
 def decode_json(data: bytes, key: str, kind: type[Document]) -> Document:
