@@ -18,7 +18,11 @@ from tidelog.service.kafka.error_codes import ErrorCode
 from tidelog.service.kafka.records import Control
 from tidelog.service.kafka.transactions.lost_ends import LostEnds, lost_end
 from tidelog.service.kafka.transactions.producers import MAX_NUMBER
-from tidelog.service.kafka.transactions.state_machine import TransactionRecord, TransactionState
+from tidelog.service.kafka.transactions.state_machine import (
+    EndedTransaction,
+    TransactionRecord,
+    TransactionState,
+)
 from tidelog.topics.names import TopicName
 
 HERE, ELSEWHERE = ("shop/orders", 3), ("shop/orders", 4)
@@ -43,7 +47,10 @@ def recorded(
     *partitions: tuple[str, int],
     last: tuple[str, int] = ELSEWHERE,
     last_is_commit: bool = False,
+    last_number: int = 0,
 ) -> Any:
+    newest = EndedTransaction((number - 2) % MAX_NUMBER + 1, last_is_commit, frozenset((last,)))
+    earlier = EndedTransaction(last_number, last_is_commit, frozenset((HERE,)))
     return TransactionRecord(
         transactional_id="t",
         producer_id=PRODUCER,
@@ -52,8 +59,7 @@ def recorded(
         state=state,
         number=number,
         partitions=frozenset(partitions),
-        last_partitions=frozenset((last,)),
-        last_is_commit=last_is_commit,
+        ended=(newest, earlier) if last_number else (newest,),
     )
 
 
@@ -67,7 +73,8 @@ def recorded(
         (recorded(PREPARE_ABORT, 5, EPOCH + 1, HERE), 4),  # it took too long: aborted under the next epoch
         (recorded(ONGOING, 5, EPOCH, HERE, last=HERE), 4),  # the end of the one before is here
         (recorded(ONGOING, 1, EPOCH, HERE, last=HERE), MAX_NUMBER),
-        (recorded(ONGOING, 5, EPOCH, HERE), 2),  # the one before was elsewhere: it is open here, or an earlier one
+        (recorded(ONGOING, 5, EPOCH, HERE), 2),  # no earlier one is known to have been here: it is open
+        (recorded(ONGOING, 5, EPOCH, HERE, last_number=2), 2),  # the end of the last one here is here
         (recorded(ONGOING, 5, EPOCH, HERE, last=HERE), 0),  # nothing is known of an end here
         (recorded(PREPARE_ABORT, 5, EPOCH + 1, HERE, last=HERE), 3),
     ],
@@ -100,6 +107,13 @@ def test_open_and_ending_transactions_are_left_alone(record: TransactionRecord, 
         (recorded(ONGOING, 6, EPOCH, HERE, last=HERE, last_is_commit=True), 4, True, 5),
         (recorded(ONGOING, 6, EPOCH, HERE, last=HERE, last_is_commit=True), 3, False, 5),  # 4 may be meant
         (recorded(ONGOING, 1, EPOCH, HERE, last=HERE), MAX_NUMBER - 1, False, MAX_NUMBER),
+        # The last one here was not the one before.
+        (recorded(ONGOING, 7, EPOCH, HERE, last_number=5), 4, False, 5),
+        (recorded(ONGOING, 7, EPOCH, HERE, last_number=5, last_is_commit=True), 4, True, 5),
+        (recorded(ONGOING, 7, EPOCH, HERE, last_number=5, last_is_commit=True), 3, False, 5),  # 4 may be meant
+        (recorded(ONGOING, 7, EPOCH, ELSEWHERE, last_number=5, last_is_commit=True), 4, True, 5),
+        (recorded(COMPLETE_ABORT, 7, EPOCH, last_number=5, last_is_commit=True), 4, True, 5),
+        (recorded(EMPTY, 7, EPOCH + 1, last_number=5, last_is_commit=True), 4, True, 5),  # of a later producer
     ],
 )
 def test_what_has_ended_is_ended_here(

@@ -15,9 +15,11 @@ from tidelog.service.kafka.error_codes import ErrorCode
 from tidelog.service.kafka.records import StoredBatch
 from tidelog.service.kafka.transactions.producers import PartitionProducers
 from tidelog.service.kafka.transactions.state_machine import (
+    KEPT_PARTITIONS,
     MAX_EPOCH,
     CommittedOffset,
     Effect,
+    EndedTransaction,
     Partition,
     Persist,
     Reply,
@@ -100,6 +102,27 @@ def test_transactions_of_an_id_are_numbered() -> None:
     again.call("add_partitions", "app", *who, [A0])
     again.call("end", "app", *who, True)
     assert [markers.number for markers in (*broker.markers, *again.markers)] == [1, 2, 3]
+
+
+def test_a_record_says_which_transaction_was_the_last_one_in_each_partition() -> None:
+    """A new owner that has lost the end of it writes it again, whatever the producer did elsewhere since."""
+    broker = Broker()
+    who = broker.init()
+    many = [("c", number) for number in range(KEPT_PARTITIONS)]
+
+    def run(partitions: list[Partition], *, is_commit: bool) -> TransactionRecord:
+        assert broker.call("add_partitions", "app", *who, partitions).error is ErrorCode.NONE
+        assert broker.call("end", "app", *who, is_commit).error is ErrorCode.NONE
+        return decode_record(broker.records["app"])
+
+    run([A0, B1], is_commit=True)
+    ended = (EndedTransaction(2, False, frozenset((B1,))), EndedTransaction(1, True, frozenset((A0,))))
+    assert run([B1], is_commit=False).ended == ended
+    run(many[:-1], is_commit=True)
+    record = run(many[-1:], is_commit=False)
+    last = [record.last_in(partition) for partition in (A0, B1, many[0], many[-1])]
+    assert [one if one is None else (one.number, one.is_commit) for one in last] == [None, None, (3, True), (4, False)]
+    assert sum(len(one.partitions) for one in record.ended) == KEPT_PARTITIONS
 
 
 def test_an_aborted_transaction_commits_no_offsets() -> None:

@@ -9,15 +9,16 @@ for ever, and the next transaction of its producer would decide about its messag
 Invariants
 - Until the record was read, the producer's batches and markers are refused, and their senders try again: what is open
   here is older than both.
-- A transaction that is open or about to end, as its record says, is left alone, unless the one before it had this
+- A transaction that is open or about to end, as its record says, is left alone, unless an earlier one had this
   partition, too, and its end is not here: then that one is what is open here, since all that came after it is lost. All
   others have ended: aborted, unless the record surely is about this transaction, and says that it was committed.
-- The record has the last transaction of its producer, and where the one before it was. What is open here is the next
-  after the last one that ended here: where that is not the number of the record, an earlier one may be meant, and is
-  aborted. Of a transaction that was committed this may lose the rest, as the topic may lose a tail. Nothing that was
-  aborted gets visible, but for one case: the record's transaction is open, had added this partition before its owner
-  died, and goes on, and the one before it did not have this partition. It decides about an earlier one whose end was
-  lost, too: nothing that is stored tells the two apart.
+- The record has the last transaction in each partition, and how it ended. What is open here is the next after the last
+  one that ended here: where the record has another number, one between them may be meant, and is aborted. Of a
+  transaction that was committed this may lose the rest, as the topic may lose a tail.
+- Nothing that was aborted gets visible, but for one case: the record's transaction is open, had added this partition
+  before its owner died, and goes on, and it is not known which one ended here last, or was here last. That is so for
+  the first transaction of a producer in a partition, and for one that has more partitions than records keep
+  (`KEPT_PARTITIONS`). It decides about an earlier one whose end was lost, too.
 """
 
 from __future__ import annotations
@@ -124,15 +125,16 @@ def lost_end(
     if record is None:
         return Control(False, opened.producer_id, opened.epoch, 0, now_us)
     is_same = record.epoch == opened.epoch
-    is_unended = record.state in _UNENDED and where in record.partitions
-    if is_unended and (is_same or record.state is TransactionState.PREPARE_ABORT):
-        before = (record.number - 2) % MAX_NUMBER + 1
-        has_its_end = where not in record.last_partitions or not ended or not is_after(before, ended)
-        if has_its_end or not is_same:
-            return None
-        is_commit = record.last_is_commit and before == ended % MAX_NUMBER + 1
-        return Control(is_commit, opened.producer_id, opened.epoch, before, now_us)
-    last = record.number - (record.state in _UNENDED)
+    is_unended = record.state in _UNENDED
+    before = record.last_in(where)
+    has_lost_it = before is not None and is_after(before.number, ended)
+    is_open_here = is_unended and where in record.partitions
+    if is_open_here and (not (ended and has_lost_it) if is_same else record.state is TransactionState.PREPARE_ABORT):
+        return None
+    if before is not None and has_lost_it:
+        is_commit = before.is_commit and before.number == ended % MAX_NUMBER + 1
+        return Control(is_commit, opened.producer_id, opened.epoch, before.number, now_us)
+    last = record.number - is_unended
     is_its_own = is_same and record.number == ended % MAX_NUMBER + 1
     is_commit = is_its_own and record.state is TransactionState.COMPLETE_COMMIT
     number = last if last > 0 and (not ended or is_after(last, ended)) else 0

@@ -42,6 +42,8 @@ Partition = tuple[str, int]
 NO_PRODUCER = -1
 NO_EPOCH = -1
 MAX_EPOCH = 32_766  # the one above is for fencing
+KEPT_PARTITIONS = 500
+"""Of so many partitions a record says which transaction was the last one there. It is written with each change."""
 DEFAULT_MAX_TIMEOUT_MS = 15 * 60_000
 DEFAULT_EXPIRATION_MS = 7 * 24 * 3_600_000
 
@@ -68,6 +70,14 @@ class CommittedOffset(NamedTuple):
     metadata: str | None = None
 
 
+class EndedTransaction(NamedTuple):
+    """How a transaction ended, and where it was the last one."""
+
+    number: int
+    is_commit: bool
+    partitions: frozenset[Partition]
+
+
 class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is known of a transactional id, as it is persisted."""
 
@@ -87,10 +97,13 @@ class TransactionRecord(msgspec.Struct, frozen=True, kw_only=True):
     updated_ms: int = 0
     number: int = 0
     """Of the transaction: what ends it carries the number, so that it cannot end the next one."""
-    last_partitions: frozenset[Partition] = frozenset()
-    """Of the last transaction that has ended, and whether it was committed: a partition that has lost its end finds out
-    by them (`lost_ends.py`)."""
-    last_is_commit: bool = False
+    ended: tuple[EndedTransaction, ...] = ()
+    """The newest first, each with the partitions in which it was the last one: a partition that has lost its end finds
+    out by them (`lost_ends.py`)."""
+
+    def last_in(self, partition: Partition) -> EndedTransaction | None:
+        """The last transaction that has ended, of those that had this partition."""
+        return next((one for one in self.ended if partition in one.partitions), None)
 
 
 class Persist(NamedTuple):
@@ -568,14 +581,25 @@ class TransactionCoordinator:
             groups=frozenset(),
             offsets={},
             started_ms=-1,
-            last_partitions=transaction.record.partitions,
-            last_is_commit=is_commit,
+            ended=_ended(transaction.record, is_commit),
         )
         return self._change(transaction, changed)
 
 
 def _changed(record: TransactionRecord, now_ms: int, **changes: object) -> TransactionRecord:
     return msgspec.structs.replace(record, updated_ms=max(now_ms, record.updated_ms), **changes)
+
+
+def _ended(record: TransactionRecord, is_commit: bool) -> tuple[EndedTransaction, ...]:
+    """With the transaction of the record as the newest; so many partitions are kept that records stay small."""
+    before = (one._replace(partitions=one.partitions - record.partitions) for one in record.ended)
+    kept, left = [], KEPT_PARTITIONS
+    for one in (EndedTransaction(record.number, is_commit, record.partitions), *before):
+        some = one.partitions if len(one.partitions) <= left else frozenset(sorted(one.partitions)[:left])
+        if some:
+            kept.append(one._replace(partitions=some))
+            left -= len(some)
+    return tuple(kept)
 
 
 def _may_init(record: TransactionRecord, producer_id: int, epoch: int) -> bool:
