@@ -317,6 +317,18 @@ def test_warnings_of_the_log(error: Exception | None, capsys: pytest.CaptureFixt
     assert ("warning: the disk is full" in told) == (error is None)
 
 
+def test_a_fault_of_ours_is_shown_with_where_it_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that went on said that something failed, and nothing about what."""
+    with shown_warnings():
+        try:
+            raise RuntimeError("boom")
+        except RuntimeError:
+            logging.getLogger("tidelog.kafka").exception("the coordinator failed")
+    told = capsys.readouterr().err
+    assert told.startswith("warning: the coordinator failed\nTraceback (most recent call last):")
+    assert told.endswith("RuntimeError: boom\n")
+
+
 # What a command can never meet, or says by itself (`hint_of`).
 _OF_PROGRAMS = (
     *(

@@ -28,6 +28,7 @@ class FakeHost:
     def __init__(self) -> None:
         self.open: set[tuple[str, int]] = set()
         self.failures: list[TidelogError] = []
+        self.release_failures: list[TidelogError] = []
         self.gate: asyncio.Event | None = None
         self.fenced: list[tuple[TopicName, int]] = []
         self.calls: list[str] = []
@@ -42,6 +43,8 @@ class FakeHost:
 
     async def release_partition(self, topic: TopicName, number: int) -> None:
         self.calls.append(f"release {number}")
+        if self.release_failures:
+            raise self.release_failures.pop(0)
         self.open.discard((str(topic), number))
 
     async def acquire_slot(self, slot: int) -> None:
@@ -182,6 +185,23 @@ def test_agent_releases_what_was_moved_away_while_it_was_opened() -> None:
     asyncio.run(run())
 
 
+def test_agent_releases_what_a_request_opened_before_its_turn_came() -> None:
+    """Kept a partition for ever that was moved here and away again at once: clients had opened it meanwhile, and the
+    next owner waited for it."""
+
+    async def run() -> None:
+        host = FakeHost()
+        documents = Documents(host)
+        documents.place("a", "a")
+        host.open.add((str(ORDERS), 0))
+        documents.place("b", "a")
+        await documents.settled()
+        assert host.open == {(str(ORDERS), 1)}
+        assert not documents.agent._doubtful
+
+    asyncio.run(run())
+
+
 def test_agent_reopens_what_others_have_claimed_while_it_was_away() -> None:
     """The documents name this node again, as before: what it has open is fenced all the same."""
 
@@ -201,6 +221,25 @@ def test_agent_reopens_what_others_have_claimed_while_it_was_away() -> None:
             {0, 1},
             {Piece("partition", ORDERS, 0), Piece("partition", ORDERS, 1), Piece("slot", number=1)},
         )
+
+    asyncio.run(run())
+
+
+def test_agent_releases_what_others_have_claimed_also_if_that_fails_at_first() -> None:
+    """Kept it open, and nothing released it any more, where it was not to be opened again."""
+
+    async def run() -> None:
+        host = FakeHost()
+        documents = Documents(host)
+        documents.place("a", "a")
+        await documents.settled()
+        host.fenced = [(ORDERS, 1)]
+        host.release_failures = [StoreUnavailableError("away")] * 2
+        documents.place("a", "b")
+        await documents.agent.drop_fenced()
+        await documents.settled()
+        assert host.open == {(str(ORDERS), 0)}
+        assert not documents.agent._doubtful
 
     asyncio.run(run())
 

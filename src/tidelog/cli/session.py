@@ -84,6 +84,8 @@ class _Handler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = f"warning: {record.getMessage()}"
+        if record.exc_info:  # a fault of ours: whoever reports it needs to know where
+            text = f"{text}\n{logging.Formatter().formatException(record.exc_info)}"
         if record.module == _WRITER and record.levelno >= logging.ERROR:
             self.held.append(text)
             return

@@ -5,8 +5,9 @@ Invariants
   when the piece is as the documents want it: one that is moved away while it is being opened is released after.
 - What another node still holds is asked for again every few hundredths of a second: the fencing of the cold tier says
   when it is free, not the documents.
-- What fails is tried again, less often each time, and said once. A partition whose opening failed, and that is not
-  wanted here any more, is released: it may be claimed all the same, if only the answer was lost.
+- What fails is tried again, less often each time, and said once. A partition that is not wanted here any more is
+  released, whether it was opened here or not: a request of a client may have opened it first, and one whose opening
+  failed may be claimed all the same, if only the answer was lost.
 - A change costs as much as the topics that it is about, however many there are.
 """
 
@@ -146,6 +147,7 @@ class Agent:
     def follow(self, state: ClusterState, changed: Iterable[str]) -> None:
         """The documents under these keys have changed."""
         pieces = self._wanted.follow(state, changed)
+        self._doubtful |= {one for one in pieces - self._wanted.pieces if one.kind == "partition"}
         for piece in sorted(pieces):
             self._begin(piece)
         if pieces:
@@ -229,8 +231,11 @@ class Agent:
             fenced |= {engine_piece(name) for name in await self._engines.fenced_engines()}
         for piece in sorted(self.held & fenced):
             with contextlib.suppress(TidelogError):
-                await self._call(piece, False)
+                if piece.kind == "partition":
+                    self._doubtful.add(piece)  # until it has succeeded
+                await self._change(piece, False)
             self.held.discard(piece)
+            self._begin(piece)
         for piece in sorted(piece for piece in self.held if piece.kind == "slot"):
             await self._change(piece, False)
         for piece in self._wanted.pieces - self.held:

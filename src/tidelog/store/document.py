@@ -207,7 +207,8 @@ class VersionedDocument(Generic[Value]):
                 return
 
     def _changed(self, after: Value, before: Entry | None) -> bytes:
-        if before is not None and isinstance(after, msgspec.Struct) and self._encode is encode_json:
+        is_json = self._encode is encode_json
+        if is_json and before is not None and isinstance(after, msgspec.Struct):
             return encode_json(after, before.value)
         return self._encode(after)
 
