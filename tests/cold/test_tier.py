@@ -87,6 +87,17 @@ def test_topics_are_listed_in_one_request_each(kind: str) -> None:
     bench.tier.close()
 
 
+def test_small_topics_are_listed_many_in_a_request(bench: Bench) -> None:
+    """Loss prevented: a leader of a thousand partitions, which lists them now and then, asked etcd for each of them."""
+    names = [f"{number:03}" for number in range(120)]
+    for name in names:
+        add_topic(bench, "shop", name, keys=4)
+    assert isinstance(bench.metadata, FaultyMetadata)
+    bench.metadata.reset_traffic()
+    assert list(bench.tier.topics()) == [("shop", name) for name in names]
+    assert bench.metadata.traffic.request_count <= 4
+
+
 def test_names_that_begin_alike_are_all_found(bench: Bench) -> None:
     """Nothing is skipped that sorts close to a topic."""
     names = ["a", "a-", "a-b", "a.b", "a0", "a00", "aa", "a_", "b", "A", "0", "z"]

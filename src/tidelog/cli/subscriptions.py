@@ -289,7 +289,9 @@ def _owned_by_group(log: LogDirectory, topic: str, name: str, take_over: bool) -
     """
     require_topic(log, topic)
     require_kept(log, topic)
-    logs = [one for one in logs_of(log, topic) if name in log._group_cursors(parse_topic_name(one))]
+    logs = logs_of(log, topic)
+    cursors = log._group_cursors(list(map(parse_topic_name, logs)))
+    logs = [one for one, groups in zip(logs, cursors, strict=True) if name in groups]
     for one in logs:
         require_ours(log, one, take_over)
     opened = [open_log(log, one, take_over=take_over) for one in logs]

@@ -12,7 +12,7 @@ Invariants
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from threading import Lock
 from typing import Annotated, Literal, NamedTuple, TypeVar
@@ -555,8 +555,11 @@ class Catalog:
 
     def group_cursors(self) -> dict[str, Cursor | DataError]:
         """The cursors of all consumer groups; an error in place of one that cannot be understood."""
+        return self._decoded_groups(self.metadata.range(self.keys.groups_prefix))
+
+    def _decoded_groups(self, entries: Iterable[Entry]) -> dict[str, Cursor | DataError]:
         found: dict[str, Cursor | DataError] = {}
-        for entry in self.metadata.range(self.keys.groups_prefix):
+        for entry in entries:
             if (group := self.keys.parse_group(entry.key)) is not None:
                 try:
                     found[group] = decode_json(entry.value, entry.key, Cursor)
@@ -823,6 +826,9 @@ def _reaches(descriptor: Descriptor, time_us: int) -> bool:
     return descriptor.reached_time_us is not None and descriptor.reached_time_us >= time_us
 
 
+_KEYS_AT_ONCE = 200
+
+
 class Catalogs:
     """The catalogs of all topics of an installation. `check` is called before each use: whose catalogs they are."""
 
@@ -836,20 +842,32 @@ class Catalogs:
         self._check()
         return Catalog(self._metadata, TopicKeys(namespace, name, self._root))
 
+    def group_cursors(self, topics: Sequence[tuple[str, str]]) -> list[dict[str, Cursor | DataError]]:
+        """The positions of all consumer groups in each of these topics, with few requests where the store can."""
+        catalogs = [self.of(*topic) for topic in topics]
+        found = self._metadata.range_many([one.keys.groups_prefix for one in catalogs])
+        return [one._decoded_groups(entries) for one, entries in zip(catalogs, found, strict=True)]
+
     def topics(self) -> Iterator[tuple[str, str]]:
-        """All topics, as (namespace, name). Costs one small request a topic."""
+        """All topics, as (namespace, name). Costs a small request for those of some hundred keys, or for one that has
+        more."""
         self._check()
         prefix = topics_prefix(self._root)
         start = prefix
-        while keys := self._metadata.keys(prefix, start=start, limit=1):
-            found = parse_topic_key(keys[0], self._root)
-            if found is None:
-                start = keys[0] + "0"
-                continue
-            topic = TopicKeys(found.namespace, found.topic, self._root)
-            if self._makes_topic(topic, keys[0]):
-                yield found.namespace, found.topic
-            start = end_of(topic.metadata_prefix)
+        while keys := self._metadata.keys(prefix, start=start, limit=_KEYS_AT_ONCE):
+            for key in keys:
+                if key < start:
+                    continue  # of a topic that was found
+                found = parse_topic_key(key, self._root)
+                if found is None:
+                    start = key + "0"
+                    continue
+                topic = TopicKeys(found.namespace, found.topic, self._root)
+                if self._makes_topic(topic, key):
+                    yield found.namespace, found.topic
+                start = end_of(topic.metadata_prefix)
+            if len(keys) < _KEYS_AT_ONCE:
+                return
 
     def _makes_topic(self, topic: TopicKeys, first: str) -> bool:
         """Rows staged for a name that nobody has opened yet, or to be replayed into it, make no topic."""

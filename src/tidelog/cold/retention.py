@@ -155,7 +155,10 @@ def apply_cold(owned: OwnedCatalog, objects: ObjectStore, plan: ColdPlan) -> Non
 
 def finish_cold(owned: OwnedCatalog, objects: ObjectStore) -> list[Descriptor]:
     """Resumes an interrupted deletion: removes what is wholly below the start, and returns it."""
-    left_over = list(published_below(owned.catalog, owned.catalog.start_offset()))
+    start_offset = owned.catalog.start_offset()
+    if start_offset == 0:
+        return []  # nothing was ever deleted, and nothing need be looked for
+    left_over = list(published_below(owned.catalog, start_offset))
     remove_published(owned, objects, left_over)
     return left_over
 

@@ -571,11 +571,11 @@ class LogDirectory(ClosedAtExit):
     def _local_cursors(self, name: TopicName) -> LocalCursors:
         return LocalCursors(self._metadata, TopicKeys(name.namespace, name.name), self._clock)
 
-    def _group_cursors(self, log_name: TopicName) -> dict[str, Cursor | DataError]:
-        """The positions of all consumer groups in one log, which need not be open."""
+    def _group_cursors(self, logs: Sequence[TopicName]) -> list[dict[str, Cursor | DataError]]:
+        """The positions of all consumer groups in each of these logs, which need not be open."""
         if self._tier is None:
-            return self._local_cursors(log_name).group_cursors()
-        return self._tier.catalog(log_name.namespace, log_name.name).group_cursors()
+            return [self._local_cursors(log_name).group_cursors() for log_name in logs]
+        return self._tier.catalogs.group_cursors(logs)
 
     def _group_cursor_write(self, log_name: TopicName, name: str, cursor: Cursor | None) -> Put | Delete:
         """What stores the position of a consumer group in a log of the store, owned by any node, or deletes it."""

@@ -64,7 +64,7 @@ class TopicViews:
             if all(map(is_name_part, topic)):
                 found.add(str(TopicName(*topic)))
         parents = {name: parse_topic_name(name).parent() for name in found}
-        layouts = {parent: self.layout(parent) for parent, _ in filter(None, parents.values())}
+        layouts = {parent: self.layout(parent) for parent in {parent for parent, _ in filter(None, parents.values())}}
         return sorted(name for name in found if not is_partition_of(parents[name], layouts))
 
     def local(self) -> list[TopicName]:

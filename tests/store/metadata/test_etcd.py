@@ -8,9 +8,9 @@ import time
 from base64 import b64encode
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import pytest
-import requests
 from tests.servers import EtcdServer
 
 from tidelog.clock import ManualClock
@@ -114,13 +114,31 @@ def test_request_that_begins_while_it_is_closed_leaves_no_connection(etcd_server
     """Another thread closes the store between the look whether it is open and the request: no socket stays open."""
     client = EtcdClient([etcd_server.endpoint], MetadataSettings(), is_tls=False, timeout_seconds=PATIENCE_SECONDS)
 
-    def closing(request: requests.PreparedRequest) -> requests.PreparedRequest:
-        client.close()
-        return request
+    send = client._members[0].urlopen
 
-    client._session.auth = closing
+    def closing(*arguments: Any, **named: Any) -> Any:
+        client.close()
+        return send(*arguments, **named)
+
+    client._members[0].urlopen = closing  # type: ignore[method-assign]
+    with pytest.raises(ClosedError):
+        client.ask("kv/range", {"key": b64encode(b"a").decode(), "limit": 1})
+
+
+def test_request_that_is_under_way_while_it_is_closed_leaves_no_connection(etcd_server: EtcdServer) -> None:
+    """It gets its answer, and its connection is closed, not kept."""
+    client = EtcdClient([etcd_server.endpoint], MetadataSettings(), is_tls=False, timeout_seconds=PATIENCE_SECONDS)
+    pool = client._members[0]
+    put_back, put = pool._put_conn, []
+
+    def closing(connection: Any) -> None:
+        client.close()
+        put_back(connection)
+        put.append(connection)
+
+    pool._put_conn = closing  # type: ignore[method-assign,assignment]
     client.ask("kv/range", {"key": b64encode(b"a").decode(), "limit": 1})
-    assert len(client._session.get_adapter("http://").poolmanager.pools) == 0  # type: ignore[attr-defined]
+    assert [connection.sock for connection in put] == [None]
 
 
 @pytest.mark.parametrize(

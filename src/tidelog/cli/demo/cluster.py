@@ -31,7 +31,7 @@ _WAIT_SECONDS = 60.0
 def why_not() -> str | None:
     """What is missing for this part; None when nothing is."""
     is_there = etcd_program() is not None
-    modules = ("etcd3gw", "cramjam", "httptools", "websockets")
+    modules = ("urllib3", "cramjam", "httptools", "websockets")
     if is_there and all(importlib.util.find_spec(module) is not None for module in modules):
         return None
     return f"it needs etcd: {INSTALL_HINT}"

@@ -172,6 +172,10 @@ class MetadataStore(ABC):
         """As `range`, without the values: cheap in every store."""
         return self._keys(*_checked_range(prefix, start, limit))
 
+    def range_many(self, prefixes: Sequence[str]) -> list[list[Entry]]:
+        """What is below each of these prefixes, as it was at some moment each: for prefixes with little below them."""
+        return [self.range(prefix) for prefix in prefixes]
+
     @abstractmethod
     def floor(self, prefix: str, key: str) -> Entry | None:
         """The last entry below the prefix whose key is `key` or before it."""
@@ -450,6 +454,9 @@ class DelegatingMetadata(MetadataStore):
     def get_many(self, keys: Sequence[str]) -> dict[str, Entry]:
         return self.store.get_many(keys)
 
+    def range_many(self, prefixes: Sequence[str]) -> list[list[Entry]]:
+        return self.store.range_many(prefixes)
+
     def change_mark(self) -> object | None:
         return self.store.change_mark()
 
@@ -528,6 +535,10 @@ class MeasuredMetadata(DelegatingMetadata):
     def get_many(self, keys: Sequence[str]) -> dict[str, Entry]:
         with self._measured(self._read_seconds):
             return self.store.get_many(keys)
+
+    def range_many(self, prefixes: Sequence[str]) -> list[list[Entry]]:
+        with self._measured(self._read_seconds):
+            return self.store.range_many(prefixes)
 
     def floor(self, prefix: str, key: str) -> Entry | None:
         with self._measured(self._read_seconds):

@@ -7,6 +7,7 @@ Invariants
   is retried, so that a write that was done is not reported as a conflict with itself.
 - A range of many pages is read at one revision: it is a snapshot.
 - All of this holds over all members of a cluster: reads are linearizable, whichever member answers (`etcd_client.py`).
+- What threads ask at the same time goes together (`etcd_batches.py`); what keeps a lease alive goes alone.
 - Only the caller's keys are accessed: a user may be restricted to those below one prefix.
 """
 
@@ -16,6 +17,7 @@ import contextlib
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tidelog.clock import Clock, SystemClock
@@ -34,6 +36,7 @@ from tidelog.store.metadata.base import (
     numeric_version,
     settle,
 )
+from tidelog.store.metadata.etcd_batches import Batches
 from tidelog.store.metadata.etcd_client import Endpoint, EtcdClient
 from tidelog.store.metadata.watch import Changes, Watch
 from tidelog.store.settings import MetadataSettings
@@ -41,6 +44,7 @@ from tidelog.store.settings import MetadataSettings
 REQUEST_TIMEOUT_SECONDS = 5.0
 _PAGE_ENTRIES = 200
 _SILENCE_SECONDS = 2.0
+_RANGES_AT_ONCE = 50
 _KEYS_AT_ONCE = 100  # etcd takes 128 operations in one transaction, unless it was told otherwise
 
 
@@ -67,11 +71,11 @@ class EtcdMetadataStore(MetadataStore):
         self.url = self._client.url
         self._clock = clock or SystemClock()
         self._asked_key = "\0"
+        self._reads = Batches(lambda question: self._client.ask("kv/txn", question), are_reads=True)
+        self._writes = Batches(lambda question: self._client.ask("kv/txn", question, is_write=True))
 
     def get(self, key: str) -> Entry | None:
-        found = self._read({"key": _encoded(check_key(key))})
-        self._asked_key = key
-        return _entry(found[0]) if found else None
+        return self.get_many([key]).get(key)
 
     def get_many(self, keys: Sequence[str]) -> dict[str, Entry]:
         found: dict[str, Entry] = {}
@@ -79,10 +83,25 @@ class EtcdMetadataStore(MetadataStore):
             some = [_encoded(check_key(key)) for key in keys[first : first + _KEYS_AT_ONCE]]
             self._asked_key = keys[first]
             questions = [{"request_range": {"key": key}} for key in some]
-            answer = self._client.ask("kv/txn", {"compare": [], "success": questions, "failure": []})
+            answer = self._reads.ask({"compare": [], "success": questions, "failure": []})
             for response in answer.get("responses", []):
                 for entry in map(_entry, response.get("response_range", {}).get("kvs", [])):
                     found[entry.key] = entry
+        return found
+
+    def range_many(self, prefixes: Sequence[str]) -> list[list[Entry]]:
+        found: list[list[Entry]] = []
+        for first in range(0, len(prefixes), _RANGES_AT_ONCE):
+            some = prefixes[first : first + _RANGES_AT_ONCE]
+            reads = [
+                {"key": _encoded(check_prefix(one)), "range_end": _encoded(end_of(one)), "limit": _PAGE_ENTRIES}
+                for one in some
+            ]
+            question = {"compare": [], "success": [{"request_range": read} for read in reads], "failure": []}
+            responses = self._reads.ask(question)["responses"]
+            for prefix, response in zip(some, responses, strict=True):
+                entries = [_entry(one) for one in response["response_range"].get("kvs", [])]
+                found.append(entries if len(entries) < _PAGE_ENTRIES else self.range(prefix))
         return found
 
     def change_mark(self) -> object | None:
@@ -127,8 +146,9 @@ class EtcdMetadataStore(MetadataStore):
         while left is None or left > 0:
             size = _PAGE_ENTRIES if left is None else min(left, _PAGE_ENTRIES)
             question = {"key": _encoded(first), "range_end": _encoded(end_of(prefix)), "limit": size}
-            answer = self._client.ask("kv/range", question | {"revision": revision, "keys_only": keys_only})
-            found = answer.get("kvs", [])
+            question |= {"revision": revision, "keys_only": keys_only}
+            answer = self._reads.ask({"compare": [], "success": [{"request_range": question}], "failure": []})
+            found = answer["responses"][0]["response_range"].get("kvs", [])
             yield from found
             if len(found) < size:
                 return
@@ -144,10 +164,16 @@ class EtcdMetadataStore(MetadataStore):
             "failure": [],
         }
         puts = [write.key for write in writes if isinstance(write, Put)]
-        return settle(lambda: self._transact(transaction, puts), lambda: self._landed(write_id, puts))
+        if any(isinstance(write, Put) and write.lease is not None for write in writes):
+            ask = partial(self._client.ask, "kv/txn", transaction, is_write=True)  # a heartbeat waits for no other
+        else:
+            checked, written = frozenset(one.key for one in checks), frozenset(one.key for one in writes)
+            size = sum(len(write.value) for write in writes if isinstance(write, Put))
+            ask = partial(self._writes.ask, transaction, checked, written, size)
+        return settle(lambda: self._transact(ask, puts), lambda: self._landed(write_id, puts))
 
-    def _transact(self, transaction: dict[str, Any], puts: list[str]) -> dict[str, str]:
-        answer = self._client.ask("kv/txn", transaction, is_write=True)
+    def _transact(self, ask: Callable[[], dict[str, Any]], puts: list[str]) -> dict[str, str]:
+        answer = ask()
         if not answer.get("succeeded", False):
             raise ConflictError("a key was changed concurrently", hint="Read it again, then decide whether to write")
         return dict.fromkeys(puts, str(int(answer["header"]["revision"])))

@@ -63,7 +63,7 @@ class GroupOffsets:
     def load(self, topic: str | None = None) -> dict[OffsetKey, GroupOffset | DataError]:
         """The offsets of one topic or of all; an error in place of one that cannot be understood.
 
-        It opens no topic. With a store it asks once for each partition.
+        It opens no topic. With etcd it asks once for some dozens of partitions, with another store once for each.
         """
         topics = self._directory.topics() if topic is None else [topic]
         found = in_parallel(self._load_topic, topics, _READ_AT_ONCE, "tidelog-offsets")
@@ -71,8 +71,9 @@ class GroupOffsets:
 
     def _load_topic(self, topic: str) -> dict[OffsetKey, GroupOffset | DataError]:
         found: dict[OffsetKey, GroupOffset | DataError] = {}
-        for partition, log_name in enumerate(self._directory.partition_logs(topic)):
-            for group, cursor in self._directory._group_cursors(parse_topic_name(log_name)).items():
+        logs = [parse_topic_name(log_name) for log_name in self._directory.partition_logs(topic)]
+        for partition, cursors in enumerate(self._directory._group_cursors(logs)):
+            for group, cursor in cursors.items():
                 key = OffsetKey(group, topic, partition)
                 found[key] = cursor if isinstance(cursor, DataError) else _offset_of(cursor)
         return found
