@@ -79,8 +79,11 @@ class HandPlacement:
 class Installation:
     """What all nodes know, and the hand that moves it. Partitions go to the nodes in turn."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, log_settings: Mapping[str, Any]) -> None:
         self._root = root
+        self._log_settings = log_settings
+        self.zones: dict[int, str] = {}
+        """Of nodes that are started from now on."""
         self.nodes: dict[int, Node] = {}
         self.addresses: dict[int, NodeAddress] = {}
         self.owners: dict[tuple[TopicName, int], int] = {}
@@ -99,6 +102,7 @@ class Installation:
             self._root / f"node{number}",
             store=f"file://{self._root}/bucket",
             metadata=f"sqlite://{self._root}/catalog.db",
+            **self._log_settings,
         )
         groups = CoordinatorSettings(classic=GroupSettings(initial_rebalance_delay_ms=0))
         node = Node(
@@ -106,7 +110,8 @@ class Installation:
         )
         listening = await node.start(LOOPBACK, LOOPBACK)
         self.nodes[number] = node
-        self.addresses[number] = NodeAddress(f"node{number}", number, listening.kafka, listening.http_url)
+        zone = self.zones.get(number, "")
+        self.addresses[number] = NodeAddress(f"node{number}", number, listening.kafka, listening.http_url, zone)
         self._changed()
         return node
 
@@ -205,10 +210,17 @@ class Installation:
 
 @contextlib.asynccontextmanager
 async def installed(
-    root: Path, count: int = 2, *, secure: Callable[[int], Security] | None = None, **settings: Any
+    root: Path,
+    count: int = 2,
+    *,
+    secure: Callable[[int], Security] | None = None,
+    log_settings: Mapping[str, Any] | None = None,
+    zones: Mapping[int, str] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Installation]:
-    """So many nodes, numbered from 1; `secure` makes the security of each."""
-    installation = Installation(root)
+    """So many nodes, numbered from 1; `secure` makes the security of each. Their directories have `log_settings`."""
+    installation = Installation(root, log_settings or {})
+    installation.zones.update(zones or {})
     try:
         for number in range(1, count + 1):
             await installation.start_node(number, secure(number) if secure else None, **settings)

@@ -193,6 +193,7 @@ def serve(
         auto_create_topics=auto_create_topics,
         default_partitions=default_partitions,
         encoded_max_bytes=encoded_max_bytes,
+        history_from_any_node=protection.history_from_any_node,
         max_connections=protection.max_connections,
         max_connections_per_address=protection.max_connections_per_address,
         idle_seconds=protection.connection_idle_seconds,

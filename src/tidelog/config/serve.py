@@ -29,6 +29,10 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """After so long without a sign of life a node's partitions are given to others. Shorter is faster after a crash,
     and takes a node for dead sooner that is only slow; each third of it costs two small writes to etcd."""
 
+    history_from_any_node: bool = True
+    """Whether consumers of Kafka's protocol that are far behind are sent to other nodes of the cluster, which read the
+    store for them (KIP-392). Give all nodes the same. `false`: they read history from the owner of a partition."""
+
     auth: Literal["off", "required"] = "off"
     """Whether clients must say who they are, and need grants (`tidelog auth`). `off`: everybody may do everything,
     which only addresses of this machine allow by themselves."""

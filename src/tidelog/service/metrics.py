@@ -78,6 +78,10 @@ FAMILIES: dict[str, Family] = {
     "tidelog_write_seconds": Family("histogram", "Time of writes to files, all partitions"),
     "tidelog_append_wait_seconds": Family("histogram", "Time of appends that waited for room or for the disk"),
     "tidelog_reads_total": Family("counter", "Reads of consumers by where they were answered: memory, files or store"),
+    "tidelog_reads_for_others_total": Family(
+        "counter", "Reads of the store for consumers of partitions that other nodes own; not among the reads above"
+    ),
+    "tidelog_consumers_sent_away_total": Family("counter", "Consumers that were sent to another node for history"),
     # The store
     "tidelog_cold_requests_total": Family("counter", "Requests for ranges of objects"),
     "tidelog_cold_failed_requests_total": Family("counter", "Those that failed"),

@@ -60,6 +60,8 @@ async def expose(service: Service) -> bytes:
     exposition.add("tidelog_partitions_open", len(opened))
     for where in ("memory", "files", "store"):
         exposition.add("tidelog_reads_total", getattr(broker.read_counts, where), label_text(("from", where)))
+    exposition.add("tidelog_reads_for_others_total", broker.read_counts.for_others)
+    exposition.add("tidelog_consumers_sent_away_total", broker.read_counts.sent_away)
     exposition.add("tidelog_http_consumers", len(service.sessions))
     exposition.add("tidelog_operations_running", service.operations.running)
     service.requests.write(exposition)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidelog.codec import JSON_ERRORS
-from tidelog.errors import AccessDeniedError, InputError, NotFoundError, TidelogError
+from tidelog.errors import AccessDeniedError, InputError, TidelogError
 from tidelog.service.auth.access import Kind, NotAuthorizedError
 from tidelog.service.http.call import Reply
 from tidelog.service.http.operations import OPERATION_SEPARATOR
@@ -33,9 +33,9 @@ from tidelog.service.http.sessions import CONSUMER_SEPARATOR
 from tidelog.service.http.spread.others import said_as
 from tidelog.service.http.spread.parts import ask_node, nobody, node_of, parts_of
 from tidelog.service.kafka.broker import Broker, ServedTopic
+from tidelog.service.kafka.stored_partitions import stored_topic
 from tidelog.service.placement import NodeAddress
 from tidelog.store.scheduler import in_store_thread
-from tidelog.topics.names import parse_topic_name
 from tidelog.topics.topic import Topic
 
 if TYPE_CHECKING:
@@ -202,14 +202,13 @@ async def read_stored(call: Call, offset: str, partition: int | None, limits: Li
         return None  # its owner may know more
     if not start <= int(offset) < end:
         return None
+    broker.read_counts.for_others += 1
     read = await broker.read_cold(lambda: collect(topic, int(offset), end, limits))
     return read, number, end
 
 
 def look(broker: Broker, served: ServedTopic, number: int) -> tuple[Topic, int, int]:
-    """In a thread: a partition as the store has it; NotFoundError before its owner has opened it for the first time."""
-    names = broker.directory.partition_logs(str(served.name))
-    if number >= len(names):
-        raise NotFoundError(f"the store has nothing of {served.name}, partition {number}, yet")
-    topic = broker.directory._opener.look_at_store(parse_topic_name(names[number]), number)
+    """In a thread: a partition as the store has it, where it starts and ends; NotFoundError before its owner has opened
+    it for the first time."""
+    topic = stored_topic(broker.directory, served.name, number)
     return topic, topic.start_offset, topic.shipped_offset

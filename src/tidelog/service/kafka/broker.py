@@ -42,7 +42,8 @@ from tidelog.service.kafka.configs import Serving, configs_of, serving_of, setti
 from tidelog.service.kafka.error_codes import ErrorCode
 from tidelog.service.kafka.partition_reader import ColdReads, EncodedBatches, ReadCounts
 from tidelog.service.kafka.partitions import Partition
-from tidelog.service.kafka.records import Control, RecordError
+from tidelog.service.kafka.records import Compression, Control, RecordError
+from tidelog.service.kafka.stored_partitions import StoredPartitions
 from tidelog.service.kafka.transactions.producer_state import StoredProducers
 from tidelog.service.kafka.transactions.producers import PartitionProducers
 from tidelog.service.placement import Address, Alone, NotOwnerError, Placement, TopicFacts
@@ -78,6 +79,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The same for the clients of one address; 0: no limit of its own."""
     idle_seconds: float = 600.0
     """A connection without a request for so long is closed."""
+    history_from_any_node: bool = True
+    """Consumers of Kafka's protocol that are far behind are sent to nodes that do not own their partitions."""
+    far_behind_bytes: int = 8 << 20
+    """So much, and more, that is in the store alone."""
     unread_seconds: float = 60.0
     """A client that reads nothing of its answers for so long is cut."""
     max_fetch_bytes: int = 55 << 20
@@ -121,6 +126,8 @@ class Broker:
         self.cluster_id = directory._info.node if self.placement.is_alone else _installation_id(directory)
         self._cold = ColdReads()
         self._encoded = EncodedBatches(self.settings.encoded_max_bytes)
+        self.stored = StoredPartitions(directory, self._cold, self._encoded, self._compression_of)
+        """Partitions of other nodes."""
         self._topics: dict[TopicName, ServedTopic] = {}
         self._by_id: dict[bytes, ServedTopic] = {}
         self._creating: dict[TopicName, asyncio.Future[ServedTopic]] = {}
@@ -475,6 +482,10 @@ class Broker:
         """The settings of a topic that has none of its own."""
         return self.directory._opener.effective({})
 
+    def _compression_of(self, name: TopicName) -> Compression:
+        """In a thread."""
+        return serving_of(self.configs_of(name), self.settings.max_batch_bytes).compression
+
     def settings_for(self, configs: dict[str, str]) -> dict[str, object]:
         """The library's settings for a new topic with these configs."""
         found = settings_of(configs, self.topic_defaults)
@@ -698,6 +709,7 @@ class Broker:
                 with contextlib.suppress(TidelogError):  # the next look finds it
                     await self._follow_settings()
             now = asyncio.get_running_loop().time()
+            self.stored.close_idle(now)
             for served in self._topics.values():
                 for partition in served.open.values():
                     partition.reader.close_idle(now)
@@ -722,6 +734,7 @@ class Broker:
         """Ends what waits here. The directory is closed by its owner."""
         if self._upkeep is not None:
             self._upkeep.cancel()
+        self.stored.close()
         for served in self._topics.values():
             _close_all(served)
 

@@ -104,7 +104,7 @@ AMONG_NODES = (27,)
 LIMITS: dict[int, str] = {
     0: "batches of format 2 (Kafka 0.11 and later), one a partition; topics by name, so not the versions by id",
     1: "topics by name, so not the versions by id; no followers; at most 1,000 sessions, evicted as Kafka does it",
-    3: "the leader of a partition is its only replica: copies are the store's",
+    3: "replicas of a partition are its leader and, in a cluster, nodes that read its history: copies are the store's",
     19: "the replication factor is accepted, and is 1",
     21: "whole files and objects go at once, the rest with the last message of its file",
     27: "among nodes of one installation",

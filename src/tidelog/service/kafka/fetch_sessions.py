@@ -11,8 +11,8 @@ Invariants
 - A session belongs to the principal that made it. To others it does not exist.
 - An incremental request has the epoch after the last one, else the session is refused: client and server could know
   different partitions. After 2^31 - 1 comes 1.
-- An incremental answer has a partition when it has records, an error, or another high watermark or start than the
-  client was told last. After an error it has it once more.
+- An incremental answer has a partition when it has records, an error, another node to read from, or another high
+  watermark or start than the client was told last. After an error it has it once more.
 - Partitions that were answered with records go behind the others, so that each has its turn when limits are small.
 - At most `max_sessions` are kept. For a new one that which was silent longest goes, if that was for `eviction_seconds`;
   else one with fewer partitions than the new one has, if it is as old. A client whose session went makes another one.
@@ -51,6 +51,7 @@ class _Cached:
         is_news = (
             answer.error_code != ErrorCode.NONE
             or any(map(len, answer.records or ()))
+            or answer.preferred_read_replica >= 0
             or answer.high_watermark != self.high_watermark
             or answer.log_start_offset != self.start_offset
         )

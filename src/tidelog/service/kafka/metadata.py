@@ -8,6 +8,7 @@ from tidelog.errors import ServerUnavailableError, StoreUnavailableError, Tidelo
 from tidelog.service.kafka.broker import Broker, ServedTopic, error_code
 from tidelog.service.kafka.codec import wire
 from tidelog.service.kafka.error_codes import ErrorCode
+from tidelog.service.kafka.history import History, HistoryNodes
 from tidelog.service.kafka.primitives import ZERO_UUID
 from tidelog.service.kafka.requests import Handler, RequestContext, known_name, listed_name, topic_name
 
@@ -19,8 +20,9 @@ _MAX_DESCRIBED = 2000
 class Metadata:
     """Answers from what the broker has in memory; a topic that is asked for by name may be created."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, history: History) -> None:
         self._broker = broker
+        self._history = history
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -42,7 +44,10 @@ class Metadata:
                 await self._asked(one, context.version, request.allow_auto_topic_creation) for one in asked.values()
             ]
         return module.MetadataResponse(
-            brokers=[module.MetadataResponseBroker(one.node_id, *one.kafka) for one in broker.placement.nodes()],
+            brokers=[
+                module.MetadataResponseBroker(one.node_id, *one.kafka, one.zone or None)
+                for one in broker.placement.nodes()
+            ],
             cluster_id=broker.cluster_id,
             controller_id=self._controller_id(),
             topics=topics,
@@ -76,27 +81,29 @@ class Metadata:
         return wire(_METADATA).MetadataResponseTopic(error_code=error, name=name, topic_id=topic_id)
 
     def _described(self, served: ServedTopic, shown: str) -> Any:
-        module = wire(_METADATA)
+        module, readers = wire(_METADATA), self._history.nodes()
         return module.MetadataResponseTopic(
             name=shown,
             topic_id=served.id,
             partitions=[
-                module.MetadataResponsePartition(**self._led(served, number)) for number in range(served.count)
+                module.MetadataResponsePartition(**self._led(served, number, readers)) for number in range(served.count)
             ],
         )
 
-    def _led(self, served: ServedTopic, number: int) -> dict[str, Any]:
-        """Who leads a partition, in the fields of an answer. Its owner is its only replica: copies are the store's."""
+    def _led(self, served: ServedTopic, number: int, readers: HistoryNodes) -> dict[str, Any]:
+        """Who leads a partition, in the fields of an answer. Its replicas are its owner and the nodes that read history
+        for it: copies are the store's."""
         owner = self._broker.placement.owner(served.name, number)
         if owner is None:
             error = ErrorCode.LEADER_NOT_AVAILABLE
             return {"error_code": error, "partition_index": number, "leader_id": -1, "leader_epoch": -1}
+        replicas = [owner.node_id, *(node.node_id for node in readers.of(served.name, number, owner.node_id))]
         return {
             "partition_index": number,
             "leader_id": owner.node_id,
             "leader_epoch": self._epoch(served, number),
-            "replica_nodes": [owner.node_id],
-            "isr_nodes": [owner.node_id],
+            "replica_nodes": replicas,
+            "isr_nodes": replicas,
         }
 
     def _epoch(self, served: ServedTopic, number: int) -> int:
@@ -110,7 +117,10 @@ class Metadata:
             endpoint_type=request.endpoint_type,
             cluster_id=broker.cluster_id,
             controller_id=self._controller_id(),
-            brokers=[module.DescribeClusterResponseBroker(one.node_id, *one.kafka) for one in broker.placement.nodes()],
+            brokers=[
+                module.DescribeClusterResponseBroker(one.node_id, *one.kafka, one.zone or None)
+                for one in broker.placement.nodes()
+            ],
         )
 
     async def describe_topic_partitions(self, context: RequestContext, request: Any) -> Any:
@@ -121,7 +131,7 @@ class Metadata:
         if not names:
             names = sorted(listed_name(served.name) for served in self._broker.topics())
         topics: list[Any] = []
-        cursor = request.cursor
+        cursor, readers = request.cursor, self._history.nodes()
         for name in names:
             if cursor is not None and name < cursor.topic_name:
                 continue
@@ -143,7 +153,7 @@ class Metadata:
                     topic_id=served.id,
                     partitions=[
                         module.DescribeTopicPartitionsResponsePartition(
-                            **self._led(served, number), eligible_leader_replicas=[], last_known_elr=[]
+                            **self._led(served, number, readers), eligible_leader_replicas=[], last_known_elr=[]
                         )
                         for number in range(first, stop)
                     ],

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
 from tidelog.log.frame import HEADER_BYTES, Frames, encode_many
+from tidelog.log.isolation import Isolation
 from tidelog.log.reader import BatchReader
 from tidelog.log.tail_cache import Batch
 from tidelog.service.kafka.records import Compression, compressed_batches, encode_batches
@@ -32,10 +33,14 @@ Result = TypeVar("Result")
 class ReadCounts:
     """Where consumers' reads were answered from, all partitions together."""
 
-    __slots__ = ("files", "memory", "store")
+    __slots__ = ("files", "for_others", "memory", "sent_away", "store")
 
     def __init__(self) -> None:
         self.memory = self.files = self.store = 0
+        self.for_others = 0
+        """From the store, for partitions of other nodes; `store` is without these."""
+        self.sent_away = 0
+        """Consumers that were sent to another node for history."""
 
 
 class ColdReads:
@@ -123,12 +128,22 @@ class PartitionReader:
     """Reads one partition, for any number of requests."""
 
     def __init__(
-        self, topic: Topic, cold: ColdReads, encoded: EncodedBatches, leader_epoch: int, compression: Compression
+        self,
+        topic: Topic,
+        cold: ColdReads,
+        encoded: EncodedBatches,
+        leader_epoch: int,
+        compression: Compression,
+        isolation: Isolation = "read_uncommitted",
     ) -> None:
+        """With `read_committed` messages of transactions that are open or aborted are left out, as are their ends:
+        for a partition of another node, about whose transactions nothing else is known here."""
         self._topic = topic
-        self._log = topic._log
+        self._isolation = isolation
+        self._log = topic._owned  # None: what the store has, and nothing else
         self._cold = cold
-        self._leader_epoch = leader_epoch
+        self.leader_epoch = leader_epoch
+        """What batches are said to be of."""
         self._compression = compression
         self._readers: dict[int, _OpenReader] = {}
         self._encoded = encoded
@@ -152,7 +167,8 @@ class PartitionReader:
         return self._encode(found, max_bytes)
 
     def _in_memory(self, offset: int, stop_offset: int) -> Batch | None:
-        found = self._log.locate(offset, stop_offset) if offset >= self._log.start_offset else None
+        log = self._log
+        found = log.locate(offset, stop_offset) if log is not None and offset >= log.start_offset else None
         return found if isinstance(found, Batch) else None
 
     async def read(self, offset: int, stop_offset: int, max_bytes: int) -> Fetched:
@@ -162,8 +178,9 @@ class PartitionReader:
         if cached is not None:
             counts.memory += 1
             return await self._encode_async(cached, max_bytes)
-        if offset < self._log.start_offset:
-            counts.store += 1
+        if self._log is None or offset < self._log.start_offset:
+            counts.for_others += self._log is None
+            counts.store += self._log is not None
             opened, batch = await self._cold.run(lambda: self._next(offset))
         else:
             counts.files += 1
@@ -182,8 +199,9 @@ class PartitionReader:
     async def _next(self, offset: int) -> tuple[_OpenReader, Batch | None]:
         opened = self._readers.pop(offset, None)
         if opened is None:
+            follows = self._log is not None  # the end of what is stored is not waited at
             opened = _OpenReader(
-                await in_store_thread(lambda: self._topic._reader(offset, None, True, "raise", "read_uncommitted"))
+                await in_store_thread(lambda: self._topic._reader(offset, None, follows, "raise", self._isolation))
             )
         # From a file or from the store: each has threads of its own.
         return opened, opened.left or await opened.reader.next_batch_async()
@@ -199,6 +217,10 @@ class PartitionReader:
             idle.append(self._readers.pop(next(iter(self._readers))))
         for one in idle:
             one.reader.close()
+
+    def continues(self, offset: int) -> bool:
+        """Whether a read from there continues an earlier one."""
+        return offset in self._readers
 
     def close_idle(self, now: float) -> None:
         """Closes the readers that no request has continued."""
@@ -217,7 +239,7 @@ class PartitionReader:
         key = frames.first_offset + batch.start, frames.first_offset + stop
         known = self._encoded.find(self, *key)
         if known is None:
-            epoch = self._leader_epoch
+            epoch = self.leader_epoch
             records = await in_store_thread(
                 lambda: compressed_batches(encode_batches(frames, batch.start, stop, leader_epoch=epoch), compression)
             )
@@ -233,7 +255,7 @@ class PartitionReader:
         key = frames.first_offset + batch.start, frames.first_offset + stop
         known = self._encoded.find(self, *key)
         if known is None:
-            records = encode_batches(frames, batch.start, stop, leader_epoch=self._leader_epoch)
+            records = encode_batches(frames, batch.start, stop, leader_epoch=self.leader_epoch)
             known = Fetched(records, key[1])
             self._encoded.keep(self, *key, known)
         self.count_sent(len(known.records), stop - batch.start)

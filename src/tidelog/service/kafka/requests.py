@@ -31,6 +31,8 @@ class RequestContext(NamedTuple):
     client_id: str | None
     client_host: str
     principal: str = ANONYMOUS
+    connection: object = None
+    """The same object for all requests of one connection."""
 
 
 Handler = Callable[[RequestContext, Any], Awaitable[Any]]

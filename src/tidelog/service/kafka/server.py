@@ -47,6 +47,7 @@ from tidelog.service.kafka.codec import (
 )
 from tidelog.service.kafka.fetch import FETCH, Fetch
 from tidelog.service.kafka.groups.share_fetch import SHARE_FETCH
+from tidelog.service.kafka.history import History
 from tidelog.service.kafka.metadata import Metadata
 from tidelog.service.kafka.offsets import Offsets
 from tidelog.service.kafka.primitives import Buffer, ProtocolError
@@ -99,8 +100,9 @@ class KafkaServer:
         self.security.on_change(self._end_revoked)
         self._produce = Produce(broker)
         self._runs = ProduceRuns(broker, self._produce, self.took)
-        self._handlers: dict[int, Handler] = {FETCH: Fetch(broker).handle, API_VERSIONS: self._api_versions}
-        self._handlers |= Metadata(broker).handlers()
+        history = History(broker)
+        self._handlers: dict[int, Handler] = {FETCH: Fetch(broker, history).handle, API_VERSIONS: self._api_versions}
+        self._handlers |= Metadata(broker, history).handlers()
         self._handlers |= Offsets(broker).handlers()
         self._connections: set[Connection] = set()
         self._by_host: Counter[str] = Counter()
@@ -236,7 +238,7 @@ class KafkaServer:
                 return encode_fallback(error.header)
             raise
         name = str(session.principal)
-        context = RequestContext(header.api_key, header.api_version, header.client_id, session.host, name)
+        context = RequestContext(header.api_key, header.api_version, header.client_id, session.host, name, session)
         if not self.security.is_required:
             return self._begin_allowed(header, context, request, len(frame), mute, _ALLOWED)
         if header.api_key in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
