@@ -125,6 +125,16 @@ def test_created_topics_are_spread_and_opened_on_their_nodes() -> None:
     run(work)
 
 
+def test_log_directory_gives_a_sign_of_life_with_its_node() -> None:
+    """Loss prevented: it had a lease and a rhythm of its own, and others waited for both after the node had died."""
+
+    async def work(etcd: MemoryMetadataStore) -> None:
+        async with running(etcd, 1) as nodes:
+            await until(lambda: nodes[0].host.calls.count("renew") >= 2)
+
+    run(work)
+
+
 def test_partitions_of_a_node_that_died_are_opened_elsewhere() -> None:
     """Also when it was the leader; nothing is its own any more by then."""
 

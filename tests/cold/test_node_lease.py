@@ -340,3 +340,21 @@ def test_a_heartbeat_that_the_store_held_up_is_followed_at_once() -> None:
     is_slow = False
     assert lease._renew_now_and_then() == pytest.approx(LEASE / 3)
     lease.release()
+
+
+def test_lease_that_follows_another_is_renewed_with_it_alone() -> None:
+    """Loss prevented: renewed in between, it outlived the node's lease in the cluster, and others waited for it."""
+    clock = ManualClock()
+    metadata = MemoryMetadataStore(clock)
+    lease = NodeLease(metadata, clock, "a", DIRECTORY)
+    lease.follow(4.0)
+    lease.hold()
+    assert lease._task is None
+    assert [one.lease_seconds for one in heartbeats(metadata, "a")] == [4.0]
+    clock.advance(3.9)
+    lease.renew()
+    clock.advance(3.9)
+    assert heartbeats(metadata, "a")
+    clock.advance(0.2)
+    assert not heartbeats(metadata, "a")
+    lease.release()

@@ -72,7 +72,7 @@ def make_cluster(directory: LogDirectory, name: str | None, zone: str, version: 
         raise ConfigError(
             f"{metadata.url} has no leases, which nodes need", hint="Name etcd: --metadata etcd://host:port"
         )
-    directory._tier.lease.shorten(lease_seconds)  # others may open its partitions when they may have them
+    directory._tier.lease.follow(lease_seconds)  # others may open its partitions when they may have them
     own = directory._info.node
     identity = Identity(check_node_name(name or own), own, "", "", zone, version)
     member = Member(metadata, ClusterKeys(root), directory._clock, identity, lease_seconds)

@@ -125,10 +125,11 @@ class NodeLease:
 
     # This node
 
-    def shorten(self, lease_seconds: float) -> None:
-        """Before the first claim: counts for no longer than this."""
+    def follow(self, lease_seconds: float) -> None:
+        """Before the first claim: counts for no longer than this, and is renewed (`renew`) by the caller alone."""
         seconds = min(lease_seconds, self._first.lease_seconds)
         self._first = msgspec.structs.replace(self._first, lease_seconds=seconds)
+        self._renews_itself = False
 
     def hold(self) -> None:
         """Before a claim: from here on others can see that this node lives. Raises what the store raises."""

@@ -168,6 +168,26 @@ def test_closing_copies_what_is_left() -> None:
     assert "owner" in copies_in(bucket)
 
 
+def test_copy_of_a_claim_waits_while_others_are_made() -> None:
+    """A node that takes over hundreds of topics is not held up by their copies; with the next one of a topic, and at
+    the end, that of its owner is made too, before the others."""
+    truth, bucket = MemoryMetadataStore(), FaultyStore()
+    with PublishedMetadata(truth, bucket) as before:
+        version = before.commit([Check(KEYS.owner, None)], [Put(KEYS.owner, OWNER)])[KEYS.owner]
+    with PublishedMetadata(truth, bucket, runs_in_background=True) as store:
+        next_owner = b'{"epoch":2,"log_id":"ab"}'
+        version = store.commit([Check(KEYS.owner, version)], [Put(KEYS.owner, next_owner)])[KEYS.owner]
+        assert list(store._postponed) == [KEYS.metadata_prefix]
+        assert json.loads(copies_in(bucket)["owner"])["epoch"] == 1
+        store.put(KEYS.descriptor(0), b"first")
+        found = copies_in(bucket)
+        assert json.loads(found["owner"])["epoch"] == 2
+        assert found[f"segments/{0:020}"] == b"first"
+        assert not store._postponed
+        store.commit([Check(KEYS.owner, version)], [Put(KEYS.owner, b'{"epoch":3,"log_id":"ab"}')])
+    assert json.loads(copies_in(bucket)["owner"])["epoch"] == 3
+
+
 def test_claim_heals_what_a_dead_process_left_out() -> None:
     """Loses, without comparing: what was committed and not copied when the process died, deletions included."""
     with Published() as store:

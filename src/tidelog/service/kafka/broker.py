@@ -24,6 +24,7 @@ from typing import TypeVar
 
 import msgspec
 
+from tidelog.cold.catalog import PartitionLayout
 from tidelog.cold.settings import TierSettings
 from tidelog.errors import (
     BackpressureError,
@@ -615,8 +616,7 @@ class Broker:
         await self._pause_before_opening(served, number)
 
         def open_log() -> tuple[Topic, StoredProducers, PartitionProducers, Serving]:
-            self._realize(served, number)
-            layout = self.directory._opener.layout(served.name)
+            layout = self._realize(served, number)
             self.directory._close_failed(served.name if layout is None else served.name.log_of(number, layout))
             topic: Topic | PartitionedTopic = self.directory.topic(str(served.name))
             if layout is not None and isinstance(topic, Topic):  # another node has divided it
@@ -643,16 +643,16 @@ class Broker:
         self.on_open(str(served.name), number, partition.topic.next_offset)
         return partition
 
-    def _realize(self, served: ServedTopic, number: int | None) -> None:
-        """In a thread: records in the catalog what a topic was created with on some node, unless that was done. What
-        this disk says of an earlier topic of that name does not count; with a number, nor what it says of that
-        partition."""
+    def _realize(self, served: ServedTopic, number: int | None) -> PartitionLayout | None:
+        """In a thread: records in the catalog what a topic was created with on some node, unless that was done; how it
+        is divided. What this disk says of an earlier topic of that name does not count; with a number, nor what it says
+        of that partition."""
         listed = self.placement.topics()
         facts = None if listed is None else listed.get(served.name)
-        if facts is None:
-            return
         opener = self.directory._opener
         layout = opener.layout(served.name)
+        if facts is None:
+            return layout
         log_name = served.name if layout is None or number is None else served.name.log_of(number, layout)
         for name in {served.name, log_name} - self.directory._topics.keys():
             opener.forget_earlier(name, facts.created_us)
@@ -660,6 +660,8 @@ class Broker:
             opener.configure(served.name, facts.settings)
         if facts.partitions > (1 if layout is None else layout.count):
             self.directory.topic(str(served.name), partitions=facts.partitions)
+            return opener.layout(served.name)
+        return layout
 
     async def _pause_before_opening(self, served: ServedTopic, number: int) -> None:
         """A disk that fails again and again is not asked more often than this; nor is one that another node has."""

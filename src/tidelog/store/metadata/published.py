@@ -21,8 +21,9 @@ Invariants
 - An object goes after the copy has stopped naming it (`copy_is_current`); if it cannot, the object stays for a later
   collection of garbage.
 - The copy of a deleted topic is removed before the last document of the truth: nobody would remove it later.
-- Offsets of consumer groups change all the time. With `runs_in_background` their copies are made together, some seconds
-  later; all others soon after the commit.
+- Offsets of consumer groups change all the time, and a node that takes over claims many topics at once. With
+  `runs_in_background` their copies are made together, some seconds later, or with the next one of the same topic; all
+  others soon after the commit.
 - A bucket that does not answer fails no commit (except that last one of a deletion): the document is out of date, and
   is copied with a later commit, in the background, or when the topic is next claimed. `copy_statistics` shows it.
 - A topic with partitions has no owner, its partitions have: there the document of its partitions says `copy_of`.
@@ -36,7 +37,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
 from threading import Lock
@@ -71,6 +72,8 @@ _AT_ONCE = ("segments/", "start", "manifest")
 _OFTEN = (f"subscriptions/{GROUPS}/",)
 """What changes all the time: each copy costs a request, so those of some seconds are one."""
 _OFTEN_SECONDS = 10.0
+_CLAIM = ("owner", "epochs")
+"""What a claim changes of a topic that is there: a node that takes over hundreds copies it once they are open."""
 _WRITES_AT_ONCE = 8
 _KEYS_A_THREAD = 16
 _RETRY_SECONDS = 1.0
@@ -92,7 +95,8 @@ class PublishedMetadata(DelegatingMetadata):
         self._topics: dict[str, _Topic] = {}
         self._background = Background(1, "tidelog-copy")
         self._task = self._background.add(self._copy_later, NEVER)
-        self._postponed: dict[str, OwnedKey] = {}
+        self._postponed: dict[str, dict[str, OwnedKey]] = {}
+        """By topic."""
         self._often = self._background.add(self._copy_postponed, NEVER)
         self._retry_at = float("-inf")
         self._pause_seconds = _RETRY_SECONDS
@@ -152,16 +156,19 @@ class PublishedMetadata(DelegatingMetadata):
         created = {check.key for check in checks if check.version is None}
         first = [one for one in changed if one.is_head and self._topic(one).claimed(one.key in created)]
         wholes = [one.layout for one in first if one.layout is not None and self._topic(one.layout).claimed()]
-        self._changed([*wholes, *(one for one in changed if one not in ended)])
+        replaced = {check.key for check in checks if check.version is not None and Delete(check.key) not in writes}
+        late = {one.key for one in changed if one.rest in _CLAIM and one.key in replaced}
+        self._changed([*wholes, *(one for one in changed if one not in ended)], late)
         return versions
 
     def _is_last(self, owned: OwnedKey) -> bool:
         """Whether this document is all that the truth has: a rebuild removes an owner too, to write it again."""
         return self.store.keys(owned.prefix, limit=2) == [owned.key]
 
-    def _changed(self, changed: Sequence[OwnedKey]) -> None:
+    def _changed(self, changed: Sequence[OwnedKey], late: Collection[str] = ()) -> None:
+        """`late`: the keys of documents whose copies may be made some seconds later."""
         if self._runs_in_background:
-            changed = self._without_frequent(changed)
+            changed = self._without_postponed(changed, late)
         if not changed:
             return
         for one in changed:
@@ -174,13 +181,19 @@ class PublishedMetadata(DelegatingMetadata):
         if self._runs_in_background and any(topic.behind for topic in topics.values()):
             self._task.wake()
 
-    def _without_frequent(self, changed: Sequence[OwnedKey]) -> list[OwnedKey]:
-        often = {one.key: one for one in changed if one.rest.startswith(_OFTEN)}
-        if often:
-            with self._guard:
-                self._postponed |= often
+    def _without_postponed(self, changed: Sequence[OwnedKey], late: Collection[str]) -> list[OwnedKey]:
+        """Those of which a copy is made soon, with what was postponed of the same topics."""
+        soon = [one for one in changed if one.key not in late and not one.rest.startswith(_OFTEN)]
+        kept = set(soon)
+        with self._guard:
+            for one in changed:
+                if one not in kept:
+                    self._postponed.setdefault(one.prefix, {})[one.key] = one
+            for prefix in {one.prefix for one in soon}:
+                soon += self._postponed.pop(prefix, {}).values()
+        if len(kept) < len(changed):
             self._often.wake(_OFTEN_SECONDS)
-        return [one for one in changed if one.key not in often]
+        return soon
 
     def _copy_postponed(self) -> float:
         if self._take_postponed():
@@ -190,13 +203,13 @@ class PublishedMetadata(DelegatingMetadata):
     def _forget_postponed(self, ended: OwnedKey) -> None:
         """The copy of a topic that is deleted is removed as a whole."""
         with self._guard:
-            self._postponed = {key: one for key, one in self._postponed.items() if one.prefix != ended.prefix}
+            self._postponed.pop(ended.prefix, None)
 
     def _take_postponed(self) -> bool:
         """From here on they are documents that are out of date, as others; whether there were some."""
         with self._guard:
             postponed, self._postponed = self._postponed, {}
-        for one in postponed.values():
+        for one in [one for some in postponed.values() for one in some.values()]:
             self._topic(one).changed(one.key)
         return bool(postponed)
 
