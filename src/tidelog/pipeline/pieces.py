@@ -37,23 +37,33 @@ _BATCH_ROWS = 32768
 _RUN_BATCH_ROWS = 4096
 
 
+def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Buffer]:
+    """Rows as pieces."""
+    return (piece for table in _tables(batches, _PIECE_BYTES) for piece in _pieces(table))
+
+
+def unpack(pieces: Iterable[bytes | pa.Buffer]) -> Iterator[pa.Table]:
+    """The rows of pieces."""
+    import pyarrow as pa
+
+    return (pa.ipc.open_stream(piece).read_all() for piece in pieces)
+
+
 def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Rows as pieces, as batches of `PIECE_SCHEMA`."""
     import pyarrow as pa
 
-    for table in _tables(batches, _PIECE_BYTES):
-        for piece in _pieces(table):
-            yield pa.RecordBatch.from_arrays([_cell(piece)], names=["piece"])
+    return (pa.RecordBatch.from_arrays([_cell(piece)], names=["piece"]) for piece in pack(batches))
 
 
 def unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of pieces."""
-    for piece in _pieces_in(batches):
+    """The rows of pieces, which come as batches of `PIECE_SCHEMA`."""
+    for piece in unpack(_cells(batches)):
         yield from piece.to_batches()
 
 
 class Divided:
-    """Rows as pieces for tasks by a number of theirs, as batches of `TASK_SCHEMA`."""
+    """Rows as pieces for tasks by a number of theirs: with the number of the task, or as batches of `TASK_SCHEMA`."""
 
     def __init__(self, by: str, tasks: int) -> None:
         self._by = by
@@ -62,11 +72,16 @@ class Divided:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
+        for task, piece in self.pieces(batches):
+            columns = [pa.array([task], pa.int32()), _cell(piece)]
+            yield pa.RecordBatch.from_arrays(columns, names=["task", "piece"])
+
+    def pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Buffer]]:
+        """The pieces, each with its task."""
         for table in _tables(batches, _DIVIDED_BYTES):
             for task, rows in self._by_task(table):
                 for piece in _pieces(rows):
-                    columns = [pa.array([task], pa.int32()), _cell(piece)]
-                    yield pa.RecordBatch.from_arrays(columns, names=["task", "piece"])
+                    yield task, piece
 
     def _by_task(self, table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
         import pyarrow.compute as pc
@@ -102,8 +117,12 @@ class Gathered:
         self._run_bytes = run_bytes
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self.of(unpack(_cells(batches)))
+
+    def of(self, pieces: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
+        """The same of what is in pieces."""
         runs, held, held_bytes = list[Iterator["pa.RecordBatch"]](), list["pa.Table"](), 0
-        for piece in _pieces_in(batches):
+        for piece in pieces:
             held.append(piece)
             held_bytes += piece.nbytes
             if held_bytes >= self._run_bytes:
@@ -242,9 +261,5 @@ def _cell(piece: pa.Buffer) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), 1, [None, ends, piece])
 
 
-def _pieces_in(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    import pyarrow as pa
-
-    for batch in batches:
-        for piece in batch.column("piece"):
-            yield pa.ipc.open_stream(piece.as_buffer()).read_all()
+def _cells(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Buffer]:
+    return (piece.as_buffer() for batch in batches for piece in batch.column("piece"))

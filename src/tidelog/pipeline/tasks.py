@@ -28,11 +28,13 @@ from tidelog.store.scheduler import DaemonPool
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
 
 BatchFunction = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 ItemFunction = Callable[[Any], Iterator["pa.RecordBatch"]]
+Made = TypeVar("Made")
 BATCH_ROWS = 8192
 # Where the session does not say how many tasks run at once, as over Spark Connect.
 _ASSUMED_SLOTS = 8
@@ -53,15 +55,20 @@ def map_in_arrow(rows: DataFrame, function: BatchFunction, schema: str) -> DataF
 
 
 class _Tuned:
-    """A function whose worker is tuned before it, and again when all that it needs is loaded."""
+    """A function in a tuned worker."""
 
     def __init__(self, function: BatchFunction) -> None:
         self._function = function
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        tune_worker()
-        yield from self._function(batches)
-        tune_worker()
+        return tuned(self._function(batches))
+
+
+def tuned(made: Iterator[Made]) -> Iterator[Made]:
+    """What a task makes; its worker is tuned before it, and again when all that it needs is loaded."""
+    tune_worker()
+    yield from made
+    tune_worker()
 
 
 def rows_of_items(spark: SparkSession, function: ItemFunction, items: Sequence[object], schema: str) -> DataFrame:
@@ -78,9 +85,20 @@ class Items:
         self._items = [pickle.dumps(item) for item in items]
 
     def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                yield from self._function(pickle.loads(self._items[number]))
+        return self.of(number for batch in numbers for number in batch.column(0).to_pylist())
+
+    def of(self, numbers: Iterable[int]) -> Iterator[pa.RecordBatch]:
+        """The same of plain numbers."""
+        for number in numbers:
+            yield from self._function(pickle.loads(self._items[number]))
+
+
+def arrow_schema(schema: str) -> pa.Schema:
+    """A schema as it is written for Spark."""
+    import pyarrow as pa
+
+    types = {"bigint": pa.int64(), "int": pa.int32(), "binary": pa.binary(), "string": pa.string()}
+    return pa.schema([(name, types[kind]) for name, kind in (field.split() for field in schema.split(", "))])
 
 
 def as_batches(
@@ -89,20 +107,22 @@ def as_batches(
     """Rows as Arrow batches of a schema, as Spark writes it."""
     import pyarrow as pa
 
-    types = {"bigint": pa.int64(), "int": pa.int32(), "binary": pa.binary(), "string": pa.string()}
-    columns = [field.split() for field in schema.split(", ")]
+    fields = arrow_schema(schema)
     remaining = iter(rows)
     while taken := list(islice(remaining, batch_rows)):
-        arrays = [
-            pa.array(values, types[kind]) for values, (_, kind) in zip(zip(*taken, strict=True), columns, strict=True)
-        ]
-        yield pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in columns])
+        arrays = [pa.array(values, field.type) for values, field in zip(zip(*taken, strict=True), fields, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, names=fields.names)
 
 
 def tuples_in(batches: Iterable[pa.RecordBatch], *names: str) -> Iterator[tuple[Any, ...]]:
     """The rows of batches, with these columns."""
     for batch in batches:
         yield from zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+
+
+def context_of(spark: SparkSession) -> SparkContext | None:
+    """The context of a classic session; over Spark Connect there is none."""
+    return getattr(spark, "_sc", None)
 
 
 def slots_of(spark: SparkSession) -> int:

@@ -3,7 +3,7 @@
     results = run_on_workers(spark, check_object, [ObjectWork(...), ObjectWork(...)])
 
 Invariants
-- It works in classic sessions and over Spark Connect alike: it needs only a range and a plain UDF of Spark.
+- It works in classic sessions, and over Spark Connect, which needs only a range and a plain UDF.
 - The function is found by its name, in a module that the workers can import. Items travel as pickles, as everything
   does that Spark sends to a worker; results come back as msgpack of the function's return type.
 - A tidelog error raised in a worker is raised here as the same error. Any other is a failed task, which Spark retries
@@ -27,7 +27,7 @@ import msgspec
 
 from tidelog import errors
 from tidelog.errors import InputError, InternalError, TidelogError
-from tidelog.pipeline.tasks import slots_of, tune_worker
+from tidelog.pipeline.tasks import context_of, slots_of, tune_worker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,7 +75,7 @@ def run_on_workers(
         for future in running:
             future.cancel()
         if not all(future.done() for future in running):
-            spark.interruptTag(tag)  # a caller that has seen enough does not wait for the rest
+            _cancel(spark, tag)  # a caller that has seen enough does not wait for the rest
         pool.shutdown(wait=True)
 
 
@@ -104,17 +104,36 @@ def _waves(items: Sequence[Item], items_per_task: int, slots: int) -> list[Seque
 
 
 def _run_wave(spark: SparkSession, path: str, items: Sequence[object], items_per_task: int, tag: str) -> list[bytes]:
+    """The answers of one wave. A context has no query to plan for it; Spark Connect has nothing else."""
+    tasks, work, context = -(-len(items) // items_per_task), _Work(path, items), context_of(spark)
+    if context is None:
+        return _run_query(spark, work, len(items), tasks, tag)
+    context.addJobTag(tag)
+    try:
+        return context.parallelize(range(len(items)), tasks).map(work).collect()
+    finally:
+        context.removeJobTag(tag)
+
+
+def _run_query(spark: SparkSession, work: _Work, count: int, tasks: int, tag: str) -> list[bytes]:
     from pyspark.sql import functions as sql
     from pyspark.sql.types import BinaryType
 
-    tasks = -(-len(items) // items_per_task)
-    work = sql.udf(_Work(path, items), BinaryType(), useArrow=False).asNondeterministic()
+    answer = sql.udf(work, BinaryType(), useArrow=False).asNondeterministic()
     spark.addTag(tag)
     try:
-        rows = spark.range(0, len(items), 1, tasks).select(work("id").alias("answer")).collect()
+        rows = spark.range(0, count, 1, tasks).select(answer("id").alias("answer")).collect()
     finally:
         spark.removeTag(tag)
     return [bytes(row.answer) for row in rows]
+
+
+def _cancel(spark: SparkSession, tag: str) -> None:
+    context = context_of(spark)
+    if context is None:
+        spark.interruptTag(tag)
+    else:
+        context.cancelJobsWithTag(tag)
 
 
 class _Work:

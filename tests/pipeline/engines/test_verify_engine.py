@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.engine.compacting import checkpoint_by_hand, compact_by_hand
 from tests.engine.stations import EngineNode
-from tests.pipeline.engines.computing import work_here, work_without_spark
+from tests.pipeline.engines.computing import compute_once, work_here, work_without_spark
 from tests.pipeline.engines.damaged import StoredEngine
 from tests.pipeline.engines.eventful import EventfulEngine
 from tests.pipeline.engines.table_flow import TableFlow
@@ -36,6 +36,7 @@ from tidelog.pipeline.jobs.engine.verify import verify_engine
 from tidelog.pipeline.jobs.engine.verify_columns import sound_compaction
 from tidelog.store.keys import EngineKeys
 from tidelog.store.metadata.bucket import BucketMetadataStore
+from tidelog.store.object_store import ObjectInfo, ObjectStore
 from tidelog.store.settings import StoreSettings
 from tidelog.store.urls import open_store
 
@@ -79,6 +80,34 @@ def test_what_the_job_compacts_is_right(
         report = verify_engine(NO_SPARK, history.root)
         assert report.findings == ()
         assert report.digest == history.node.engine.digest(history.high_water_mark)
+    history.close()
+
+
+def test_small_objects_of_the_log_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are verified while a state is computed from them, and nobody asks the store for their sizes."""
+    work_without_spark(monkeypatch)
+    history = EventfulEngine(tmp_path, "fetched once")
+    history.run(4)
+    compact_by_hand(history.node.objects)
+    reads, heads, store = list[str](), list[str](), type(history.root.place.objects)
+    read_range, head = store.read_range, store.head
+
+    def counting_range(self: ObjectStore, key: str, start: int, length: int) -> memoryview:
+        reads.append(key)
+        return read_range(self, key, start, length)
+
+    def counting_head(self: ObjectStore, key: str) -> ObjectInfo:
+        heads.append(key)
+        return head(self, key)
+
+    monkeypatch.setattr(store, "read_range", counting_range)
+    monkeypatch.setattr(store, "head", counting_head)
+    monkeypatch.setattr(job, "compute_state", compute_once)
+    report = verify_engine(NO_SPARK, history.root)
+    assert report.is_good
+    log = [key for key in reads if "/objects/" in key]
+    assert len(log) == len(set(log)) == report.objects > 1
+    assert not [key for key in heads if "/objects/" in key]
     history.close()
 
 

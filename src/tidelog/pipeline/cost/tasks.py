@@ -11,10 +11,10 @@ import msgspec
 from tidelog.engine.mvcc.cells import BUCKETS, decode_cell, is_pointer
 from tidelog.errors import DataError
 from tidelog.pipeline.cost.model import Kind
-from tidelog.pipeline.flow import SparkFlow
 from tidelog.pipeline.jobs.engine.digest_tasks import DAMAGE, InRow, RowItem, Unreadable, parts_in, sorted_rows
 from tidelog.pipeline.jobs.engine.rows import TOLD_SCHEMA, as_told, told_by
 from tidelog.pipeline.location import EngineLocation
+from tidelog.pipeline.spark_flow import spark_flow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -114,5 +114,5 @@ class LiveCounter:
 
 def count_live(spark: SparkSession, items: Sequence[RowItem], size: int, counter: LiveCounter) -> LiveCount:
     """The live part of these items of about this many bytes."""
-    counted = sorted_rows(SparkFlow(spark), items, size).mapped(counter, TOLD_SCHEMA)
+    counted = sorted_rows(spark_flow(spark), items, size).mapped(counter, TOLD_SCHEMA)
     return sum(told_by(counted, LiveCount), LiveCount())

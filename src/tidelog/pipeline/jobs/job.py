@@ -238,11 +238,12 @@ def _ours(error: Exception) -> TidelogError | None:
     wrong = _DATA.search(str(error))
     if wrong is not None:
         return InputError(f"the data does not fit: {' '.join(wrong[1].split())}")
-    found = _RAISED.search(str(error))
-    kind = None if found is None else getattr(errors, found[1], None)
-    if found is None or not (isinstance(kind, type) and issubclass(kind, TidelogError)):
+    raised = _RAISED.findall(str(error))
+    name, text = raised[-1] if raised else ("", "")  # before it come those that it was raised from
+    kind = getattr(errors, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, TidelogError)):
         return None
-    return error_with_text(kind, found[2])
+    return error_with_text(kind, text)
 
 
 def first_line(error: Exception) -> str:

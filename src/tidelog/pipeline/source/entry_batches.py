@@ -41,6 +41,7 @@ from tidelog.engine.wal.replay import (
 from tidelog.errors import CorruptionError, DataError, NotFoundError
 from tidelog.log.frame import Frames
 from tidelog.pipeline.location import EngineLocation
+from tidelog.store.object_store import ObjectStore
 
 # A part of an engine's log for one task: which LSNs, what counts of them, and where the objects are. Plain data, made
 # by the driver and sent to a worker.
@@ -58,11 +59,11 @@ class LogPart(LogRange, frozen=True, kw_only=True):
     place: EngineLocation
     descriptors: tuple[Descriptor, ...] = ()
 
-    def log(self) -> ShippedLog:
-        """The log to read it from, in the process that reads."""
+    def log(self, objects: ObjectStore | None = None) -> ShippedLog:
+        """The log to read it from, in the process that reads; `objects` may stand between it and the store."""
         opened = self.place.opened()
         catalog = PlannedCatalog(self.descriptors, opened.keys, self.place.catalog)
-        return ShippedLog(catalog, opened.objects, opened.fetchers)
+        return ShippedLog(catalog, objects or opened.objects, opened.fetchers)
 
 
 def log_part(

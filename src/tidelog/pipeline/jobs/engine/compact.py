@@ -37,7 +37,7 @@ from tidelog.engine.sst.snapshot import write_parts_state
 from tidelog.engine.sst.sorted_index import Compaction, encode_compaction, read_compaction
 from tidelog.errors import ConflictError, DataError, NotFoundError
 from tidelog.pipeline.address import EngineRoot, OpenedEngine
-from tidelog.pipeline.flow import Flow, Rows, SparkFlow
+from tidelog.pipeline.flow import Flow, Rows
 from tidelog.pipeline.jobs.engine.blobs import ValuePlan
 from tidelog.pipeline.jobs.engine.compact_steps import (
     CompactEngineOptions,
@@ -67,6 +67,7 @@ from tidelog.pipeline.jobs.engine.rows import (
 )
 from tidelog.pipeline.jobs.job import OnProgress, Progress, ignore_progress, logged
 from tidelog.pipeline.location import EngineLocation
+from tidelog.pipeline.spark_flow import spark_flow
 from tidelog.store.keys import CheckpointId
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def compact_engine(
 
     Raises ConflictError if another compaction was published meanwhile: then nothing is lost, and nothing was changed.
     """
-    with closing(SparkFlow(spark)) as flow, root.open(read_only=False) as opened:
+    with closing(spark_flow(spark)) as flow, root.open(read_only=False) as opened:
         return CompactEngineJob(flow, opened, root.place, clock or SystemClock(), options, on_progress).run()
 
 

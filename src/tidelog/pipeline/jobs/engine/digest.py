@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+from msgspec.structs import asdict
 
 from tidelog.cold.catalog import Descriptor
 from tidelog.engine.sst.snapshot import CompactionState, StoredState, named_states
@@ -20,6 +21,7 @@ from tidelog.engine.sst.sorted_index import Compaction
 from tidelog.engine.sst.sstable import RowPart
 from tidelog.errors import DataError, InputError, NotFoundError
 from tidelog.pipeline.address import OpenedEngine
+from tidelog.pipeline.jobs.engine.checked_log import CheckedPart
 from tidelog.pipeline.jobs.engine.digest_tasks import (
     BASE,
     ComputedState,
@@ -113,14 +115,20 @@ class LogPlan(NamedTuple):
     size: int
 
 
-def plan_log(opened: OpenedEngine, place: EngineLocation, first_lsn: int, stop_lsn: int) -> LogPlan:
-    """The log from an LSN up to another (exclusive), in tasks of some objects each. Of a hole its task will say so."""
+def plan_log(
+    opened: OpenedEngine, place: EngineLocation, first_lsn: int, stop_lsn: int, *, checks: bool = False
+) -> LogPlan:
+    """The log from an LSN up to another (exclusive), in tasks of some objects each. Of a hole its task will say so.
+
+    With `checks` tasks verify objects while they read them.
+    """
     descriptors = _descriptors(opened, first_lsn, stop_lsn)
-    items: list[RowItem] = [
+    parts = [
         log_part(place, opened.manifest, first, stop, descriptors=group)
         for first, stop, group in cut_log(descriptors, first_lsn, stop_lsn, PART_BYTES)
     ]
-    return LogPlan(items, sum(one.raw_size for one in descriptors))
+    mark, size = opened.manifest.high_water_lsn, sum(one.raw_size for one in descriptors)
+    return LogPlan([CheckedPart(**asdict(one), high_water_lsn=mark) if checks else one for one in parts], size)
 
 
 def _descriptors(opened: OpenedEngine, first_lsn: int, stop_lsn: int) -> list[Descriptor]:

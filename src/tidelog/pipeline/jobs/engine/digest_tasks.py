@@ -4,6 +4,7 @@
     BASE     tree key   0, 0                             a row of a snapshot or of a version index
     LOG      tree key   of the record and in it          what the record left there; none: it removed the key
     ACTUAL   tree key   0, 0                             as BASE, of what is compared with the other two
+    CHECKED  empty      0, 0                             msgpack of `LogObject`: an object that was verified on the way
     START    empty      the seq, 0                       a record says that history begins there
     DAMAGE   empty      0, 0                             msgpack of `Unreadable`
 
@@ -28,8 +29,11 @@ from tidelog.engine.mvcc.digest import Digest
 from tidelog.engine.mvcc.vacuum_rules import Rule
 from tidelog.engine.mvcc.versions import BucketVersion
 from tidelog.engine.sst.sstable import RowPart, SSTable
+from tidelog.engine.verify.store import LogObject
+from tidelog.engine.wal.replay import ShippedLog
 from tidelog.errors import DataError, GapError, NotFoundError, TidelogError
-from tidelog.pipeline.flow import Flow, Rows, SparkFlow
+from tidelog.pipeline.flow import Flow, Rows
+from tidelog.pipeline.jobs.engine.checked_log import CheckedPart, Checking
 from tidelog.pipeline.jobs.engine.columns import FileRows, file_rows, one_array, whole_groups
 from tidelog.pipeline.jobs.engine.rows import (
     TOLD_SCHEMA,
@@ -45,6 +49,7 @@ from tidelog.pipeline.jobs.engine.rows import (
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.pieces import remainders
 from tidelog.pipeline.source.entry_batches import LogPart
+from tidelog.pipeline.spark_flow import spark_flow
 from tidelog.pipeline.tasks import as_batches, tuples_in
 
 if TYPE_CHECKING:
@@ -55,6 +60,7 @@ if TYPE_CHECKING:
 BASE: Final = 0
 LOG: Final = 1
 ACTUAL: Final = 2
+CHECKED: Final = 7
 START: Final = 8
 DAMAGE: Final = 9
 
@@ -111,11 +117,22 @@ def _place_of(item: RowItem, error: TidelogError) -> str:
 
 
 def _log_batches(part: LogPart) -> Iterator[pa.RecordBatch]:
-    """What the records of a part that count did to keys of the tree."""
+    """What the records of a part that count did to keys of the tree; and its objects, where they are to be verified."""
+    if not isinstance(part, CheckedPart):
+        yield from _changes(part, part.log())
+        return
+    checking = Checking(part)
+    yield from _changes(part, checking.log(part))
+    found = sorted(checking.found, key=lambda one: one.object_id)  # threads fetch
+    checked = ((CHECKED, b"", 0, 0, msgspec.msgpack.encode(one), 0) for one in found)
+    yield from as_batches(checked, ROW_SCHEMA)
+
+
+def _changes(part: LogPart, log: ShippedLog) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     names = [field.split()[0] for field in ROW_SCHEMA.split(", ")]
-    for starts, columns in change_columns(part):
+    for starts, columns in change_columns(part, log):
         yield from as_batches([(START, b"", seq, 0, None, 0) for seq in starts], ROW_SCHEMA)
         source = pa.repeat(pa.scalar(LOG, pa.int32()), len(columns.key))
         arrays = [source, columns.key, columns.lsn, columns.number, columns.cell, columns.part]
@@ -160,6 +177,7 @@ class PartResult(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[str, int] = {}
     differences: tuple[Difference, ...] = ()
     damage: tuple[Unreadable, ...] = ()
+    checked: tuple[LogObject, ...] = ()
 
 
 class Merge:
@@ -312,6 +330,7 @@ class PartMerge:
         self._counts: dict[str, int] = {}
         self._differences: list[Difference] = []
         self._damage: list[Unreadable] = []
+        self._checked: list[LogObject] = []
         self._name = b""
         self._union: list[Row] = []
         self._suspects: list[Difference] = []
@@ -347,6 +366,7 @@ class PartMerge:
             counts=self._counts,
             differences=tuple(self._differences),
             damage=tuple(self._damage),
+            checked=tuple(self._checked),
         )
 
     def _take_notes(self, rows: Iterable[InRow]) -> None:
@@ -355,6 +375,8 @@ class PartMerge:
                 self._horizon_seq = max(self._horizon_seq, row.lsn)
             elif row.source == DAMAGE and row.cell is not None:
                 self._damage.append(msgspec.msgpack.decode(row.cell, type=Unreadable))
+            elif row.source == CHECKED and row.cell is not None:
+                self._checked.append(msgspec.msgpack.decode(row.cell, type=LogObject))
 
     def _take_key(self, key: bytes, rows: Iterable[InRow]) -> None:
         expected: bytes | None = None
@@ -442,7 +464,8 @@ def _with_part(rows: pa.RecordBatch, parts: pa.Array) -> pa.RecordBatch:
 
 
 class ComputedState(msgspec.Struct, frozen=True, kw_only=True):
-    """A state as it was computed, and how it compares. `differences` are the first ones in order of key."""
+    """A state as it was computed, and how it compares. `differences` are the first ones in order of key, `checked` the
+    objects of the log that were verified on the way."""
 
     seq: int
     digest: str
@@ -454,6 +477,7 @@ class ComputedState(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[str, int]
     differences: tuple[Difference, ...]
     damage: tuple[Unreadable, ...]
+    checked: tuple[LogObject, ...] = ()
 
 
 def compute_state(
@@ -466,7 +490,7 @@ def compute_state(
     compares: bool = False,
 ) -> ComputedState:
     """The state at a seq from these items, of about so many bytes; with `compares`, beside the ACTUAL ones of them."""
-    merged = sorted_rows(SparkFlow(spark), items, size).mapped(Merge(seq, horizon_seq, compares=compares), TOLD_SCHEMA)
+    merged = sorted_rows(spark_flow(spark), items, size).mapped(Merge(seq, horizon_seq, compares=compares), TOLD_SCHEMA)
     return _added_up(told_by(merged, PartResult), seq)
 
 
@@ -477,7 +501,7 @@ def sorted_rows(flow: Flow, items: Sequence[RowItem], size: int) -> Rows:
     return placed.grouped("part", parts, ["part", "key", "source", "lsn", "step"])
 
 
-def _added_up(results: Iterable[PartResult], seq: int) -> ComputedState:
+def _added_up(results: Sequence[PartResult], seq: int) -> ComputedState:
     expected, actual, rows, actual_rows = Digest(), Digest(), 0, 0
     counts: dict[str, int] = {}
     differences: list[Difference] = []
@@ -501,4 +525,5 @@ def _added_up(results: Iterable[PartResult], seq: int) -> ComputedState:
         counts=counts,
         differences=tuple(sorted(differences)[:_NAMED]),
         damage=tuple(Unreadable(*one) for one in sorted(damage)),
+        checked=tuple(found for one in results for found in one.checked),
     )

@@ -86,9 +86,9 @@ class ChangeColumns(NamedTuple):
     part: pa.Array
 
 
-def change_columns(part: LogPart) -> Iterator[tuple[list[int], ChangeColumns]]:
+def change_columns(part: LogPart, log: ShippedLog | None = None) -> Iterator[tuple[list[int], ChangeColumns]]:
     """What the records of a part that count did to rows of the tree, and where retention says that history begins."""
-    for frames, indexes in counting(part.log(), part, removals=True):
+    for frames, indexes in counting(log or part.log(), part, removals=True):
         at, there = 0, len(indexes) // 4
         while at < there:
             places = frames.buffer, frames.positions, frames.lengths

@@ -21,7 +21,7 @@ from tidelog.engine.mvcc.applier import shipped_results
 from tidelog.engine.sst.snapshot import write_parts_state
 from tidelog.engine.sst.sstable import RowPart
 from tidelog.pipeline.address import EngineRoot, OpenedEngine
-from tidelog.pipeline.flow import Flow, SparkFlow
+from tidelog.pipeline.flow import Flow
 from tidelog.pipeline.jobs.engine.compact_steps import RowsAt, SourceOfRows, pinning_for
 from tidelog.pipeline.jobs.engine.rows import (
     FILED_SCHEMA,
@@ -38,6 +38,7 @@ from tidelog.pipeline.jobs.engine.rows import (
 from tidelog.pipeline.jobs.job import JobReport, OnProgress, Progress, ignore_progress, logged
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.source.entry_batches import objects_of
+from tidelog.pipeline.spark_flow import spark_flow
 from tidelog.store.keys import CheckpointId
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def checkpoint_engine(
     clock: Clock | None = None,
 ) -> CheckpointReport:
     """Writes the state of an engine at a seq, at its high-water mark by default, beside its owner."""
-    with closing(SparkFlow(spark)) as flow, root.open(read_only=False) as opened:
+    with closing(spark_flow(spark)) as flow, root.open(read_only=False) as opened:
         return CheckpointJob(flow, opened, root.place, clock or SystemClock(), on_progress, rows_per_file).run(seq)
 
 

@@ -10,7 +10,8 @@ way on purpose: from the log alone, by Spark, and compared with what the engine 
 Invariants
 - Nothing is changed, and no lock is taken: it runs beside the owner, and beside jobs that change the store.
 - Their changes are not findings: if something is wrong and the manifest or the catalog has changed by then, everything
-  is checked again, and only what is still wrong is reported. Objects of the log are read once.
+  is checked again, and only what is still wrong is reported. Objects of the log that were verified are not read again.
+- Small objects of the log are fetched once: they are verified while states are computed from them (`checked_log.py`).
 - Findings are in the order of the parts above, and of keys within them.
 """
 
@@ -30,7 +31,6 @@ from tidelog.engine.verify.describe import describe_key
 from tidelog.engine.verify.store import FIRST_LSN, EngineLog, about_engine
 from tidelog.findings import Finding
 from tidelog.pipeline.address import EngineRoot, OpenedEngine
-from tidelog.pipeline.flow import SparkFlow
 from tidelog.pipeline.jobs.engine.digest import NOTHING, Source, Sources, plan_log, sources_of
 from tidelog.pipeline.jobs.engine.digest_tasks import ACTUAL, LOG, ComputedState, Unreadable, compute_state
 from tidelog.pipeline.jobs.engine.rows import digest_totals
@@ -59,6 +59,7 @@ from tidelog.pipeline.jobs.job import (
 )
 from tidelog.pipeline.jobs.verify import objects_per_task
 from tidelog.pipeline.location import EngineLocation
+from tidelog.pipeline.spark_flow import spark_flow
 from tidelog.pipeline.work import run_on_workers
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ if TYPE_CHECKING:
 OwnDigest = Callable[[int], str | None]
 """The digest that a node tells of its own state at a seq; None when it cannot be asked."""
 _FILES_PER_TASK = 4
+_COMPARING = "comparing states with the log"
+_COMPACTED = "reading compacted data"
 
 
 class StateCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,15 +184,16 @@ def _look_at(
     catalog = PlannedCatalog(log.descriptors, opened.keys, place.catalog) if is_whole else log.catalog
     now = OpenedEngine(opened.objects, opened.metadata, catalog, opened.keys, manifest)
     sources = sources_of(now)
-    states = _States(spark, place, now)
-    with ThreadPoolExecutor(2, thread_name_prefix="tidelog-verify") as pool:  # none of them has to wait for another
+    states = _States(spark, place, now, log)
+    with ThreadPoolExecutor(1, thread_name_prefix="tidelog-verify") as pool:  # none of them has to wait for the other
         checking = pool.submit(_check_compacted, spark, place, sources)
-        comparing = pool.submit(states.compare, sources)
+        on_progress(Progress(_COMPARING, 0, 1))
+        states.compare(sources)
+        on_progress(Progress(_COMPARING, 1, 1))
         _read_log(spark, place, log, on_progress)
-        for step, work in (("reading compacted data", checking), ("comparing states with the log", comparing)):
-            on_progress(Progress(step, 0, 1))
-            work.result()
-            on_progress(Progress(step, 1, 1))
+        on_progress(Progress(_COMPACTED, 0, 1))
+        checking.result()
+        on_progress(Progress(_COMPACTED, 1, 1))
     compaction, told = checking.result()
     told += states.findings
     told = [*(list(log.findings()) or states.log_findings), *told]
@@ -198,6 +202,7 @@ def _look_at(
 
 
 def _read_log(spark: SparkSession, place: EngineLocation, log: EngineLog, on_progress: OnProgress) -> None:
+    """What was not verified on the way, because it is large, or no state was computed from it."""
     descriptors = log.works()
     works = [LogWork(place=place, descriptor=one, high_water_lsn=log.high_water_lsn) for one in descriptors]
     done, total = 0, sum(one.size for one in descriptors)
@@ -219,7 +224,7 @@ def _check_compacted(
     told = sorted((finding for one in results for finding in one.findings), key=str)
     if sources.compaction is None:
         return None, told
-    compaction = sound_compaction(SparkFlow(spark), place, sources.compaction)
+    compaction = sound_compaction(spark_flow(spark), place, sources.compaction)
     if compaction is None:  # once more, row by row, to say what is wrong
         compaction, found = check_compaction(spark, place, sources.compaction)
         told += found
@@ -272,9 +277,10 @@ def _compare_digest(
 class _States:
     """One run along the log."""
 
-    def __init__(self, spark: SparkSession, place: EngineLocation, opened: OpenedEngine) -> None:
+    def __init__(self, spark: SparkSession, place: EngineLocation, opened: OpenedEngine, log: EngineLog) -> None:
         self._spark = spark
         self._place = place
+        self._log = log
         self._opened = opened
         self._manifest = opened.manifest
         self._about = about_engine(place.name)
@@ -337,14 +343,18 @@ class _States:
 
     def _computed(self, base: Source, actual: Source | None, stop_lsn: int, seq: int) -> ComputedState:
         """The state to which a source and the records after it lead, beside another one."""
-        plan = plan_log(self._opened, self._place, base.lsn, stop_lsn)
+        plan = plan_log(self._opened, self._place, base.lsn, stop_lsn, checks=True)
         items, size = [*base.items(self._place), *plan.items], base.size + plan.size
         starts = [self._manifest.history_start_seq, base.history_start_seq]
         if actual is not None:
             items += actual.items(self._place, ACTUAL)
             size += actual.size
             starts.append(actual.history_start_seq)
-        return compute_state(self._spark, items, size, seq=seq, horizon_seq=max(starts), compares=actual is not None)
+        horizon = max(starts)
+        state = compute_state(self._spark, items, size, seq=seq, horizon_seq=horizon, compares=actual is not None)
+        for found in state.checked:
+            self._log.found.setdefault(found.object_id, found)
+        return state
 
     def _differences(self, source: Source, base: Source | None, state: ComputedState) -> Iterator[Finding]:
         if state.counts and base is not None:

@@ -23,7 +23,6 @@ from tidelog.engine.verify.describe import describe_key
 from tidelog.engine.verify.store import about_engine
 from tidelog.errors import DataError, NotFoundError
 from tidelog.findings import Finding
-from tidelog.pipeline.flow import SparkFlow
 from tidelog.pipeline.jobs.engine.columns import (
     file_rows,
     going_rows,
@@ -36,6 +35,7 @@ from tidelog.pipeline.jobs.engine.columns import (
 from tidelog.pipeline.jobs.engine.digest_tasks import START, RowItem, sorted_rows
 from tidelog.pipeline.jobs.engine.rows import TOLD_SCHEMA, LastOfEach, as_told, note_alive, rows_of, told_by
 from tidelog.pipeline.location import EngineLocation
+from tidelog.pipeline.spark_flow import spark_flow
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -182,7 +182,7 @@ def _found(
     values: Sequence[RowPart],
     needed: NeededValues,
 ) -> list[LostValues]:
-    flow = SparkFlow(spark)
+    flow = spark_flow(spark)
     rows = sorted_rows(flow, items, size).mapped(needed, NEEDED_SCHEMA)
     if values:
         parts = [ValuePart(place=place, part=part) for part in values]
