@@ -788,9 +788,9 @@ class Catalog:
             yield from (self._decoded(entry).value for entry in entries if parse(entry.key) is not None)
             return
         # There each value is a request of its own, and `cur` is among the keys.
-        names = self.metadata.keys(self.keys.segments_prefix, start=first, limit=limit)
-        found = self.metadata.get_many([name for name in names if parse(name) is not None])
-        yield from (self._decoded(found[name]).value for name in names if name in found)
+        prefix = self.keys.segments_prefix
+        entries = self.metadata.listed(prefix, lambda name: parse(name) is not None, start=first, limit=limit)
+        yield from (self._decoded(entry).value for entry in entries)
 
     def _ceiling(self, offset: int) -> Descriptor | None:
         """The first descriptor that begins at or after an offset."""

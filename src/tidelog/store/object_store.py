@@ -12,7 +12,7 @@ Invariants
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -86,6 +86,9 @@ class ObjectStore(ABC):
     url: str
     settings = StoreSettings()
     """How it is reached, and in which pieces it is written and read."""
+    identity: Hashable | None = None
+    """The same for all that this process opens of one store, where the etags in listings are those of reads, and no
+    content ever has the etag of another; else None."""
 
     @property
     @abstractmethod

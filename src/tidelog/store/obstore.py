@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -158,9 +158,16 @@ class ObstoreStore(ObjectStore):
     supports_conditional_update = True
 
     def __init__(
-        self, client: Client, url: str, reopen: Reopen | None, *, condition: Literal["e_tag", "version"] = "e_tag"
+        self,
+        client: Client,
+        url: str,
+        reopen: Reopen | None,
+        *,
+        condition: Literal["e_tag", "version"] = "e_tag",
+        identity: Hashable | None = None,
     ) -> None:
         self.url = url
+        self.identity = identity
         self._client = client
         self._reopen = reopen
         # What identifies a version of an object at the server. Callers see it as the etag.

@@ -277,7 +277,7 @@ def _open_s3(place: _Place, settings: StoreSettings) -> ObjectStore:
         retry_config=_retries(settings),
         credential_provider=keys,
     )
-    return ObstoreStore(client, place.url, _recipe(place, settings))
+    return ObstoreStore(client, place.url, _recipe(place, settings), identity=(place.url, settings))
 
 
 def _open_gs(place: _Place, settings: StoreSettings) -> ObjectStore:
@@ -312,7 +312,7 @@ def _open_az(place: _Place, settings: StoreSettings) -> ObjectStore:
         client_options=_client_options(settings),
         retry_config=_retries(settings),
     )
-    return ObstoreStore(client, place.url, _recipe(place, settings))
+    return ObstoreStore(client, place.url, _recipe(place, settings), identity=(place.url, settings))
 
 
 def _open_file(place: _Place, settings: StoreSettings) -> ObjectStore:

@@ -166,11 +166,19 @@ class MetadataStore(ABC):
 
     def range(self, prefix: str, *, start: str | None = None, limit: int | None = None) -> list[Entry]:
         """What is below a prefix, from the key `start` on (inclusive), at most `limit` entries."""
-        return self._range(*_checked_range(prefix, start, limit))
+        return self._range(*checked_range(prefix, start, limit))
 
     def keys(self, prefix: str, *, start: str | None = None, limit: int | None = None) -> list[str]:
         """As `range`, without the values: cheap in every store."""
-        return self._keys(*_checked_range(prefix, start, limit))
+        return self._keys(*checked_range(prefix, start, limit))
+
+    def listed(
+        self, prefix: str, takes: Callable[[str], bool], *, start: str | None = None, limit: int | None = None
+    ) -> list[Entry]:
+        """As `range`, with the values of only those keys of it that are taken."""
+        names = self.keys(prefix, start=start, limit=limit)
+        found = self.get_many([name for name in names if takes(name)])
+        return [found[name] for name in names if name in found]
 
     def range_many(self, prefixes: Sequence[str]) -> list[list[Entry]]:
         """What is below each of these prefixes, as it was at some moment each: for prefixes with little below them."""
@@ -306,7 +314,8 @@ def numeric_version(check: Check) -> int:
     return int(check.version)
 
 
-def _checked_range(prefix: str, start: str | None, limit: int | None) -> tuple[str, str, int | None]:
+def checked_range(prefix: str, start: str | None, limit: int | None) -> tuple[str, str, int | None]:
+    """What a range is asked for with, complete; InputError for what is no range."""
     check_prefix(prefix)
     if start is not None and not start.startswith(prefix):
         raise InputError(f"a range over {prefix!r} cannot start at {start!r}")

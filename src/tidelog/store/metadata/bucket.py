@@ -41,8 +41,10 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import islice
+from threading import Lock
 from typing import NamedTuple
 
 import msgspec
@@ -107,6 +109,41 @@ def _refused(objects: ObjectStore, fault: str) -> ConfigError:
     return ConfigError(f"{objects.url} cannot hold metadata: the server {fault}", hint=_HINT)
 
 
+# Entries of stores in which an etag stands for a content for ever, by store, key, size and etag. A listing tells which
+# of them are still there, so a catalog of small objects is read once in a process, not once for every look at it.
+
+
+_KNOWN_BYTES = 16 << 20
+_ENTRY_BYTES = 500
+
+
+class _KnownEntries:
+    """The entries that were read last, up to some bytes; for all threads."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._entries: OrderedDict[tuple[Hashable, ...], Entry] = OrderedDict()
+        self._guard = Lock()
+
+    def get(self, of: tuple[Hashable, ...]) -> Entry | None:
+        with self._guard:
+            if of in self._entries:
+                self._entries.move_to_end(of)
+            return self._entries.get(of)
+
+    def put(self, of: tuple[Hashable, ...], entry: Entry) -> None:
+        with self._guard:
+            if of in self._entries:
+                return
+            self._entries[of] = entry
+            self._bytes += _ENTRY_BYTES + len(entry.value)
+            while self._bytes > self._most_bytes:
+                _, dropped = self._entries.popitem(last=False)
+                self._bytes -= _ENTRY_BYTES + len(dropped.value)
+
+
+_KNOWN = _KnownEntries(_KNOWN_BYTES)
 _READS_AT_ONCE = 8
 _WRITES_AT_ONCE = 8
 _READ_AHEAD = 32
@@ -232,14 +269,35 @@ class BucketMetadataStore(MetadataStore):
         found: list[Entry] = []
         infos = self._list(prefix, start)
         while limit is None or len(found) < limit:
-            size = _READ_AHEAD if limit is None else min(_READ_AHEAD, limit - len(found))
-            names = [info.key for info in islice(infos, size)]
-            if not names:
+            some = list(islice(infos, _READ_AHEAD if limit is None else min(_READ_AHEAD, limit - len(found))))
+            if not some:
                 break
-            # What vanished since it was listed is not there.
-            read = map(self.get, names) if len(names) == 1 else self._readers.map(self.get, names)
-            found.extend(entry for entry in read if entry is not None)
+            found += self._entries(some)
         return found
+
+    def listed(
+        self, prefix: str, takes: Callable[[str], bool], *, start: str | None = None, limit: int | None = None
+    ) -> list[Entry]:
+        prefix, start, limit = stamp.checked_range(prefix, start, limit)
+        self._refuse_copy(prefix)
+        infos = islice((info for info in self._list(prefix, start) if self._is_there(info)), limit)
+        return self._entries([info for info in infos if takes(info.key)])
+
+    def _entries(self, infos: Sequence[ObjectInfo]) -> list[Entry]:
+        """What is under listed keys; what vanished since it was listed is not there."""
+        store = self._objects.identity
+        found = {} if store is None else {one.key: entry for one in infos if (entry := _KNOWN.get((store, *one[:3])))}
+        for entry in found.values():
+            self._refuse_copy(entry.key, entry)
+        unknown = [one for one in infos if one.key not in found]
+        names = [one.key for one in unknown]
+        read = map(self.get, names) if len(names) == 1 else self._readers.map(self.get, names)
+        for info, entry in zip(unknown, read, strict=True):
+            if entry is not None:
+                found[info.key] = entry
+            if entry is not None and store is not None and entry.version == info.etag:
+                _KNOWN.put((store, *info[:3]), entry)
+        return [found[one.key] for one in infos if one.key in found]
 
     def _keys(self, prefix: str, start: str, limit: int | None) -> list[str]:
         self._refuse_copy(prefix)
