@@ -7,6 +7,7 @@ import copy
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,7 +20,8 @@ from tests.engine.stations import KEYS, EngineNode, StoreView, new_store, succes
 
 import tidelog
 from tidelog.clock import ManualClock
-from tidelog.engine.cold.garbage import GarbageStatistics, PieceUse, move_below
+from tidelog.engine.cold import garbage as garbage_module
+from tidelog.engine.cold.garbage import GarbageStatistics, PieceUse, move_below, move_parts
 from tidelog.engine.core import Turns
 from tidelog.engine.entry import CopyObject, CreateBucket, DeleteObject, Entry, PutObject
 from tidelog.engine.mvcc import relocation
@@ -472,6 +474,56 @@ def test_pieces_whose_values_were_moved_go_with_the_first_entry_that_is_shipped_
             assert time.monotonic() < deadline, "no collection is due"
             time.sleep(0.02)
         assert _garbage(engine).pieces_dropped > before.pieces_dropped
+
+
+def test_old_copies_of_moved_values_go_with_the_same_collection_while_entries_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss: a bucket of more than three times the live bytes, since old copies stayed until the next collection."""
+    settings: dict[str, Any] = {**SETTINGS, "rotate_max_bytes": "8KiB", "ship_interval_seconds": 3600}
+    with tidelog.open_engine(tmp_path / "e", store=f"file://{tmp_path / 'store'}", **settings) as engine:
+        upkeep, source = engine._upkeep, Overwrites()
+        upkeep._collects_at = 1 << 64  # by hand
+
+        def entries_come(count: int, *, are_final: bool) -> None:
+            engine.apply_many(source.entries(count, engine.applied_seq + 1))
+            if are_final:
+                engine.update_low_water_mark(engine.applied_seq)
+
+        def sleep(seconds: float) -> None:
+            is_waiting = seconds == garbage_module._ENTRY_SECONDS / garbage_module._LOOKS
+            entries_come(1, are_final=is_waiting)
+
+        monkeypatch.setattr(garbage_module, "time", SimpleNamespace(sleep=sleep))
+        dropped = 0
+        for _ in range(4):
+            entries_come(100, are_final=True)
+            before = _garbage(engine)
+            upkeep._collect()
+            upkeep._collects_at = 1 << 64
+            assert upkeep._awaited_seq is None
+            if _garbage(engine).values_moved > before.values_moved:
+                dropped += _garbage(engine).pieces_dropped - before.pieces_dropped
+        assert dropped > 0
+        digest = engine.digest()
+    with tidelog.restore_engine(tmp_path / "again", store=f"file://{tmp_path / 'store'}", take_over=True) as restored:
+        assert restored.digest() == digest
+        assert all(one.data is not None for one in restored.scan("b", with_values=True))
+
+
+@pytest.mark.parametrize(
+    ("below", "most_bytes", "expected"),
+    [(0, 10, []), (40, 10, [10, 20, 30, 40]), (40, 25, [20, 40]), (30, 1000, [30]), (40, 100, [40])],
+)
+def test_values_are_moved_in_parts_that_bound_what_is_there_twice(
+    below: int, most_bytes: int, expected: list[int]
+) -> None:
+    """The last part ends where the values of all that were wanted are moved."""
+    uses = [
+        PieceUse(name="", first_lsn=lsn, next_lsn=lsn + 10, size=100, live_bytes=20, dead_bytes=80, fate="live")
+        for lsn in range(0, 50, 10)
+    ]
+    assert move_parts(uses, below, most_bytes) == expected
 
 
 def _garbage(engine: tidelog.Engine) -> GarbageStatistics:

@@ -74,6 +74,9 @@ _DUE_PART = 0.25
 _PIECE_PART = 0.125
 _SCAN_CELLS = 1024
 _LONGEST_PAUSE_SECONDS = 1.0
+# How long entries that come all the time are waited for, behind which moves are shipped, and how often it is looked.
+_ENTRY_SECONDS = 2.0
+_LOOKS = 40
 _MAX_LSN = (1 << 64) - 1
 
 Fate = Literal["drop", "live", "replay", "behind", "newest"]
@@ -239,6 +242,21 @@ def move_below(uses: Sequence[PieceUse], most_bytes: int, least_bytes: int) -> i
     return below
 
 
+def move_parts(uses: Sequence[PieceUse], below: int, most_bytes: int) -> list[int]:
+    """The LSNs up to which values are moved one after the other, the last of which is `below`; about so many bytes each
+    time: what is moved is there twice until its old pieces go.
+    """
+    parts, size = list[int](), 0
+    for use in uses:
+        if use.next_lsn >= below:
+            break
+        size += use.live_bytes
+        if size >= most_bytes:
+            parts.append(use.next_lsn)
+            size = 0
+    return [*parts, below] if below else []
+
+
 def drop_below(uses: Sequence[PieceUse]) -> int:
     """The LSN below which everything is dropped; 0 for nothing."""
     return max([use.next_lsn for use in uses if use.fate == "drop"], default=0)
@@ -380,17 +398,28 @@ class StorePieces(Pieces):
         self._core = core
         self._shipping = shipping
         self._has_swept = False
+        self._prepared_seq = 0
 
     def prepare(self, below_lsn: int) -> None:
         """Not after moves: no snapshot is written while their records are not in the store, behind which an entry has
         to come first.
         """
+        self._prepared_seq = self._core.marks.applied_seq
         if self._core.checkpointer.redo_lsn < below_lsn:
             self._core.checkpointer.checkpoint()  # the disk too: what was shipped may go when redo does not need it
         if self.needed_from_lsn() < below_lsn:
             self._shipping.write_state()
 
     def settle(self) -> None:
+        """Ships the moves, behind an entry if entries keep coming: then the old copies go now, and not only after as
+        much again was written.
+        """
+        marks = self._core.marks
+        moved_seq = marks.applied_seq
+        for _ in range(_LOOKS if moved_seq > self._prepared_seq else 0):
+            if marks.low_water_mark > moved_seq:
+                break
+            time.sleep(_ENTRY_SECONDS / _LOOKS)
         self._shipping.ship()
 
     def remove_value_files(self, used: Collection[ValueName], up_to_seq: int) -> None:
@@ -641,9 +670,10 @@ class Garbage:
             uses = self._judged(usage)
         below = drop_below(uses) if plan is None else min(drop_below(uses), plan.drop_below_lsn)
         dropped, dropped_bytes = self._drop(below)
-        moved = Moved()
-        if move_to:
-            moved, uses = self._move_values(uses, move_to)
+        moved_values = moved_bytes = 0
+        for part in move_parts(uses, move_to, self.piece_bytes):
+            moved, uses = self._move_values(uses, part)
+            moved_values, moved_bytes = moved_values + moved.values, moved_bytes + moved.bytes
             below = max(below, drop_below(uses))
             more = self._drop(below)
             dropped, dropped_bytes = dropped + more[0], dropped_bytes + more[1]
@@ -658,8 +688,8 @@ class Garbage:
             live_bytes=sum(use.live_bytes for use in left),
             dead_bytes=sum(use.dead_bytes for use in left),
             seconds=self._core.clock.monotonic() - begin,
-            moved_values=moved.values,
-            moved_bytes=moved.bytes,
+            moved_values=moved_values,
+            moved_bytes=moved_bytes,
         )
 
     def _remove_value_files(self, used: set[ValueName], up_to_seq: int) -> None:
@@ -672,6 +702,7 @@ class Garbage:
 
     def _drop(self, below_lsn: int) -> tuple[int, int]:
         """Drops pieces; returns their number and bytes. What a restore would not find moved is not dropped yet."""
+        self.awaited_seq = None
         if below_lsn and not self._place.knows_moves():
             self.awaited_seq = self._core.marks.applied_seq
             return 0, 0
