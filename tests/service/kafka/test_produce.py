@@ -6,9 +6,10 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import uvloop
 from tests.service.kafka.test_server import (
     FETCH,
     PRODUCE,
@@ -24,7 +25,9 @@ from tests.service.kafka.test_server import (
 import tidelog
 from tidelog.errors import LogFailedError
 from tidelog.log.writer import ActiveFile
+from tidelog.service.kafka.broker import Broker
 from tidelog.service.kafka.error_codes import ErrorCode
+from tidelog.service.kafka.produce import Produce
 
 
 class Disk:
@@ -147,3 +150,27 @@ def test_log_that_failed_is_opened_again_by_the_next_request(tmp_path: Path, dis
     with tidelog.open(tmp_path) as log:
         values = [message.value for message in log.topic("shop/orders").read()]
         assert (values[0], values[-1]) == (b"kept", b"again")
+
+
+def test_a_request_whose_time_has_come_disturbs_no_other() -> None:
+    """With uvloop a Produce request failed, and its connection with it, when another one was due in that moment."""
+
+    class Pending:
+        def __init__(self, deadline: float) -> None:
+            self.deadline = deadline
+            self.is_over = asyncio.Event()
+
+        def time_out(self) -> None:
+            self.is_over.set()
+
+    async def test() -> None:
+        handler = Produce(cast("Broker", None))
+        now = asyncio.get_running_loop().time()
+        pending = [Pending(now + seconds) for seconds in (0.0, 0.001, -1.0)]
+        for one in pending:
+            handler.watch(one)
+        async with asyncio.timeout(60):
+            for one in pending:
+                await one.is_over.wait()
+
+    uvloop.run(test())

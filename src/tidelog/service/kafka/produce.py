@@ -128,6 +128,8 @@ class Produce:
         self._module = wire(PRODUCE)
         self._pending: set[Timed] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        """What is due at once is no timer of uvloop, and does not know when."""
 
     def begin(self, context: RequestContext, request: Any) -> PendingProduce:
         """Appends what can be appended at once. While `later` has something, `append_later` is to be awaited before
@@ -259,9 +261,10 @@ class Produce:
 
     def _watch(self, deadline: float) -> None:
         if self._timer is not None:
-            if self._timer.when() <= deadline:
+            if self._timer_at <= deadline:
                 return
             self._timer.cancel()
+        self._timer_at = deadline
         self._timer = asyncio.get_running_loop().call_at(deadline, self._time_out)
 
     def _time_out(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -596,6 +597,26 @@ def test_time_aborts_by_itself() -> None:
         await broker.service.stop()
 
     run(test)
+
+
+def test_a_deadline_that_has_just_come_disturbs_no_request() -> None:
+    """With uvloop the coordinator stopped when something else happened in the moment in which a transaction was due: it
+    wrote no record any more, or left a transaction open until its timeout."""
+
+    async def test() -> None:
+        machine = Machine()
+        broker = await started(machine)
+        answer = await broker.init("app", TIMEOUT_MS)
+        await broker.add("app", (answer.producer_id, answer.producer_epoch), A)
+        machine.now_ms += TIMEOUT_MS
+        for _ in range(2):
+            broker.service._carry_out([])
+        async with asyncio.timeout(60):
+            while not any(one.is_control for one in machine.logs[A]):
+                await asyncio.sleep(0.001)
+        await broker.service.stop()
+
+    uvloop.run(test())
 
 
 def test_every_version_of_the_apis_is_served() -> None:

@@ -172,6 +172,8 @@ class TransactionService:
         self._marking: dict[tuple[str, Place], asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        """What is due at once is no timer of uvloop, and does not know when."""
         self._loaded_pending: dict[tuple[str, int], str] = {}
         self._is_checking = False
         self._is_started = False
@@ -589,10 +591,12 @@ class TransactionService:
             return
         loop = asyncio.get_running_loop()
         seconds = min(max(0, due_ms - self._now_ms()) / 1000, _LONGEST_TIMER_SECONDS)
+        at = loop.time() + seconds
         if self._timer is not None:
-            if self._timer.when() <= loop.time() + seconds:
+            if self._timer_at <= at:
                 return
             self._timer.cancel()
+        self._timer_at = at
         self._timer = loop.call_later(seconds, self.tick)
 
     # Records
