@@ -45,14 +45,15 @@ name = "count"
 do = "python"
 function = "kept_jobs:count"
 """
-# Python runs this when it starts: a run kills the kept session as soon as it has one.
+# Python runs this when it starts: a run kills the kept session as soon as it has one, with its Java: alone, that takes
+# a moment to notice, in which a short step may end.
 KILLING = """
 import os, signal, sys, threading, time
 
 def kill():
     while not getattr(kept := sys.modules.get("tidelog.pipeline.session.kept"), "_servers", None):
         time.sleep(0.02)
-    os.kill(kept.running().pid, signal.SIGKILL)
+    os.killpg(kept.running().pid, signal.SIGKILL)
 
 if "run" in sys.orig_argv:
     threading.Thread(target=kill, daemon=True).start()
