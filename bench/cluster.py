@@ -1,6 +1,6 @@
 """A cluster of real processes as it grows: metadata traffic, memory, failover, and the pause of planned moves.
 
-Three nodes, three members of etcd and a SeaweedFS (`tidelog cluster dev`) for each number of partitions a node. What
+Three nodes, a member of etcd and a SeaweedFS (`tidelog cluster dev`) for each number of partitions a node. What
 etcd answers is counted by etcd itself: requests and bytes, while nothing happens and while a producer writes to every
 partition. One node is killed then, and it is measured how long it takes until the others have all partitions open, less
 the lease that has to run out. The growth is the exponent between the smallest and the largest: 1 is linear.
