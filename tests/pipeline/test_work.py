@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from tests.pipeline.work_items import Number, Square, broken, damaged, square
+from tests.pipeline.work_items import Number, Square, Stop, broken, damaged, square, wait_for_file
 
 from tidelog.errors import CorruptionError, InputError
 from tidelog.pipeline.work import run_on_workers
@@ -41,6 +44,28 @@ def test_any_other_error_fails_the_task(spark: SparkSession) -> None:
     """A bug is not dressed up: Spark shows the traceback of the worker."""
     with pytest.raises(PySparkException, match="ZeroDivisionError: a bug at 1"):
         list(run_on_workers(spark, broken, [Number(1)]))
+
+
+def test_work_in_a_classic_session_plans_no_query(spark: SparkSession) -> None:
+    """A query takes longer to plan and to compile than a small topic takes to be verified."""
+    queries = spark._jsparkSession.sharedState().statusStore().executionsCount
+    before = queries()
+    assert len(list(run_on_workers(spark, square, [Number(1), Number(2)]))) == 2
+    assert queries() == before
+
+
+def test_a_caller_that_has_seen_enough_cancels_what_runs(spark: SparkSession, tmp_path: Path) -> None:
+    """What is left would wait for ever for a file: the caller gets on nevertheless, and its tasks end."""
+    never = str(tmp_path / "never")
+    items = [Stop(number, None if number < 4 else never) for number in range(8)]
+    results = run_on_workers(spark, wait_for_file, items)
+    assert isinstance(results, Generator)
+    assert next(results).value < 4
+    results.close()
+    tracker, deadline = spark.sparkContext.statusTracker(), time.monotonic() + 60
+    while tracker.getActiveJobsIds() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not tracker.getActiveJobsIds()
 
 
 def test_a_function_that_workers_cannot_find_is_refused() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 
 import msgspec
 
@@ -24,6 +26,19 @@ class Square(msgspec.Struct, frozen=True):
 
 
 def square(item: Number) -> Square:
+    return Square(item.value, item.value**2, os.getpid())
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """An item that is done at once, or when a file is there."""
+
+    value: int
+    until: str | None
+
+
+def wait_for_file(item: Stop) -> Square:
+    while item.until is not None and not Path(item.until).exists():
+        time.sleep(0.05)
     return Square(item.value, item.value**2, os.getpid())
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# A wave is one query, which takes a tenth of a second of CPU time by itself: enough of them to see progress, not so
+# A wave is one job, which takes a tenth of a second of CPU time by itself: enough of them to see progress, not so
 # many that starting them is the work.
 _WAVES = 20
 _TASKS_OF_SLOT = 2
