@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import SparkSession
@@ -71,6 +71,12 @@ def test_all_backlogs_are_shipped_and_proven(spark: SparkSession, root: Root) ->
     assert contents(root) == before
     again = ship(spark, root)
     assert (sum(one.objects for one in again.topics), again.reconciliations, again.is_good) == (0, (), True)
+
+
+def test_no_topics_are_not_all_topics(root: Root) -> None:
+    """Loses, without this: the choice of a pattern that matches nothing yet. Everything was shipped then."""
+    report = ship(cast(SparkSession, None), root, [])
+    assert (report.topics, report.notes) == ((), (f"there are no topics in {root.directory}",))
 
 
 def test_small_objects_are_sent_without_a_task(

@@ -10,17 +10,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
 import tidelog
+from tidelog.cli.app import run as run_command
 from tidelog.errors import ConfigError, HeldError, LeaseLostError, StoreUnavailableError
 from tidelog.pipeline.jobs.job import JobReport, Reconciliation, Totals
 from tidelog.pipeline.runs import run as runs
 from tidelog.pipeline.runs.definition import Definition, parse_definition
 from tidelog.pipeline.runs.run import PipelineReport, next_due_us, open_book, plan_run, run_pipeline
-from tidelog.pipeline.runs.state import LEASE_SECONDS, PipelineState
-from tidelog.pipeline.runs.steps import Request
+from tidelog.pipeline.runs.state import LEASE_SECONDS, HeldBook, Holder, PipelineState
+from tidelog.pipeline.runs.steps import Request, do
 from tidelog.pipeline.session.java import GatewayError
 from tidelog.testing import ManualClock
 
@@ -30,6 +32,31 @@ CHAIN: list[dict[str, Any]] = [
     {"do": "verify", "after": "ship"},
     {"do": "report", "after": ["verify"], "options": {"to": "page.html"}},
 ]
+
+
+STAYING = """
+name = "nightly"
+places.shop.root = "data"
+[[steps]]
+do = "verify"
+every = "2h"
+[[steps]]
+do = "gc"
+every = "1d"
+"""
+
+
+class PassingTime:
+    """The module `time` of a process that stays: sleeping takes no time here."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+
+    def time_ns(self) -> int:
+        return self._clock.now_us() * 1000
+
+    def sleep(self, seconds: float) -> None:
+        self._clock.advance(seconds)
 
 
 class Jobs:
@@ -207,6 +234,91 @@ def test_one_run_at_a_time(tmp_path: Path, jobs: Jobs, clock: ManualClock, monke
         _run(definition, clock)
     assert taken[0].ok
     assert _state(definition).run is None
+
+
+def test_process_of_another_container_is_not_taken_for_dead(
+    tmp_path: Path, jobs: Jobs, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loses, without this: a run beside one in a container with the same host name, whose process is not to be seen
+    from here. One that died here is followed at once."""
+    definition = _definition(tmp_path, *CHAIN)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    real, space = HeldBook._holder, "pid:[another]"
+
+    def holder(held: HeldBook) -> Holder:
+        with monkeypatch.context() as patch:
+            if space:
+                patch.setattr(os, "readlink", lambda _: space)
+            return msgspec.structs.replace(real(held), pid=ended.pid)
+
+    monkeypatch.setattr(HeldBook, "_holder", holder)
+    monkeypatch.setattr(HeldBook, "release", lambda _: None)
+    assert _run(definition, clock).ok
+    with pytest.raises(HeldError):
+        _run(definition, clock)
+    clock.advance(LEASE_SECONDS)
+    space = ""
+    for _ in range(2):
+        assert _run(definition, clock).ok
+
+
+def test_place_that_cannot_say_its_topics_fails_its_own_step_alone(
+    tmp_path: Path, jobs: Jobs, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loses, without this: every step of a run, if one place is out of reach. A place without topics is done, too."""
+    steps: list[dict[str, Any]] = [
+        {"do": "ship", "on": "shop"},
+        {"do": "table", "options": {"to": "tables/{topic}"}, "every": "1h"},
+        {"do": "gc", "on": "shop"},
+    ]
+    places = {name: {"root": str(tmp_path / name)} for name in ("lost", "empty")}
+    definition = _definition(tmp_path, *steps, places={"shop": {"root": str(tmp_path / "data")}, **places})
+    tidelog.open(tmp_path / "empty").close()
+    with tidelog.open(tmp_path / "data") as log:
+        log.topic("shop/orders").append(b"x")
+    monkeypatch.setattr(runs, "do", lambda request: (do if request.place_name in places else jobs)(request))
+    report = _run(definition, clock)
+    assert [(one.step, one.on, one.topic, one.status) for one in report.steps] == [
+        ("ship", "shop", None, "done"),
+        ("table", "shop", "shop/orders", "done"),
+        ("table", "lost", None, "failed"),
+        ("table", "empty", None, "done"),
+        ("gc", "shop", None, "done"),
+    ]
+    assert "no such directory" in report.findings[0].message
+    assert f"table there are no topics in {tmp_path / 'empty'}" in report.notes
+
+
+def test_process_that_stays_waits_longer_each_time_for_a_step_that_fails(
+    tmp_path: Path, jobs: Jobs, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loses, without this: a processor and the reports of all good runs, to a step that fails at once, again and
+    again. One that takes turns with it keeps its times."""
+    tidelog.open(tmp_path / "data").close()
+    file = tmp_path / "pipeline.toml"
+    file.write_text(STAYING)
+    began_us = clock.now_us()
+    tried: list[int] = []
+
+    def fail(request: Request) -> JobReport:
+        if request.step.name != "verify":
+            return jobs(request)
+        tried.append(round((clock.now_us() - began_us) / 60_000_000))
+        if len(tried) == 9:
+            raise KeyboardInterrupt
+        if len(tried) == 8:
+            return jobs(request)
+        raise ConfigError("no such thing")
+
+    monkeypatch.setattr(runs, "do", fail)
+    monkeypatch.setattr("tidelog.cli.pipeline.run.time", PassingTime(clock))
+    monkeypatch.setattr(
+        "tidelog.pipeline.runs.run.run_pipeline", lambda found, _, **__: run_pipeline(found, _no_spark, clock=clock)
+    )
+    assert run_command(["pipeline", "run", "--every", str(file)]) == 130
+    assert tried == [0, 1, 3, 7, 15, 31, 63, 123, 243]
+    assert jobs.done == ["gc", "verify"]
 
 
 def test_reports_of_old_runs_go(tmp_path: Path, jobs: Jobs, clock: ManualClock) -> None:

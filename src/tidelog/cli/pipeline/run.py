@@ -100,15 +100,18 @@ def _session_of(
 
 def _run_every(session: Session, definition: Definition, once: Callable[[], PipelineReport]) -> None:
     """Runs for ever. What ends a run does not end this: the next one may succeed."""
-    from tidelog.pipeline.runs.run import next_due_us, open_book
+    from tidelog.pipeline.runs.run import Pauses, next_due_us, open_book
 
+    pauses = Pauses()
     while True:
         try:
             with open_book(definition) as book:
-                due_us = next_due_us(definition, book.read(), time.time_ns() // 1000)
+                due_us = next_due_us(definition, book.read(), time.time_ns() // 1000, pauses.not_before_us)
             wait_seconds = max(0.0, ((due_us or 0) - time.time_ns() // 1000) / _US)
             if wait_seconds <= 0:
-                _show_report(session, once())
+                report = once()
+                pauses.note(definition, report, time.time_ns() // 1000)
+                _show_report(session, report)
             else:
                 time.sleep(min(wait_seconds, _LONGEST_SLEEP_SECONDS))
         except TidelogError as error:

@@ -48,7 +48,7 @@ from tidelog.pipeline.jobs.job import (
     logged,
     total,
 )
-from tidelog.pipeline.jobs.tally import chosen_logs, tally_frames
+from tidelog.pipeline.jobs.tally import chosen_logs, notes_on, tally_frames
 from tidelog.pipeline.jobs.verify import ObjectWork, TopicObject, check_topic_object
 from tidelog.pipeline.location import TopicLocation
 from tidelog.pipeline.work import run_in_threads, run_on_workers
@@ -193,12 +193,12 @@ def _taken(root: Root) -> LogDirectory:
 
 def _chosen(log: LogDirectory, topics: Sequence[str] | None) -> tuple[list[str], list[str]]:
     """Those that are this directory's, and what is said about the others."""
-    known = chosen_logs(log, log.topics(), topics or None, str(log.root))
-    for name in known if topics else ():
+    known = chosen_logs(log, log.topics(), topics, str(log.root))
+    for name in known if topics is not None else ():
         if (why := why_not_ours(log, name)) is not None:
             raise ConflictError(why, hint="Ship it where it is owned")
-    if topics:
-        return known, []
+    if topics is not None:
+        return known, [*notes_on(known, str(log.root))]
     reasons = {name: why_not_ours(log, name) for name in known if (log.root / name).is_dir()}
     ours = [name for name, why in reasons.items() if why is None]
     return ours, [f"left out: {why}" for why in reasons.values() if why is not None]

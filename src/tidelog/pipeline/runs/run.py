@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 Sleep = Callable[[float], None]
 _logger = logging.getLogger("tidelog.pipeline")
 _LONGEST_PAUSE_SECONDS = 60.0
+_FIRST_PAUSE_SECONDS = 60.0
+_LONGEST_FAILURE_PAUSE_SECONDS = 3600.0
 _WORTH_RETRYING = (RetryError, ConflictError, ReopenError)
 _US = 1_000_000
 _REPORT = "report"
@@ -128,10 +131,38 @@ def _due(step: Step, state: PipelineState, now_us: int) -> tuple[bool, str, int 
     return due_us <= now_us, ago, due_us
 
 
-def next_due_us(definition: Definition, state: PipelineState, now_us: int) -> int | None:
-    """When a step with `every` is due next; None where there is none."""
-    times = [one.due_us for one in plan_run(definition, state, now_us) if one.due_us is not None]
+def next_due_us(
+    definition: Definition, state: PipelineState, now_us: int, not_before_us: Mapping[str, int] = MappingProxyType({})
+) -> int | None:
+    """When a step with `every` is due next, some not before their time; None where there is none."""
+    planned = ((one.step, one.due_us) for one in plan_run(definition, state, now_us))
+    times = [max(due_us, not_before_us.get(name, 0)) for name, due_us in planned if due_us is not None]
     return now_us if state.run is not None else min(times, default=None)
+
+
+class Pauses:
+    """For a process that stays: steps that were not done are due again, but not at once.
+
+    After a minute, then after twice as long each time, up to an hour or the `every` of the step.
+    """
+
+    def __init__(self) -> None:
+        self.not_before_us: dict[str, int] = {}
+        self._failures: dict[str, int] = {}
+
+    def note(self, definition: Definition, report: PipelineReport, now_us: int) -> None:
+        """What became of the steps in a run that ended now."""
+        not_done = {one.step for one in report.steps if one.status != "done"}
+        for name in {one.step for one in report.steps} - not_done:
+            self._failures.pop(name, None)
+            self.not_before_us.pop(name, None)
+        for name in not_done:
+            failures = self._failures[name] = self._failures.get(name, 0) + 1
+            step = definition.step(name)
+            every_seconds = (step and step.every_seconds) or _LONGEST_FAILURE_PAUSE_SECONDS
+            doubled_seconds = _FIRST_PAUSE_SECONDS * 2 ** min(failures - 1, 10)
+            pause_seconds = min(doubled_seconds, _LONGEST_FAILURE_PAUSE_SECONDS, every_seconds)
+            self.not_before_us[name] = now_us + int(pause_seconds * _US)
 
 
 def _time_text(seconds: float) -> str:
@@ -206,7 +237,8 @@ class _Run:
             place = self._definition.places[name]
             topics: list[str | None] = [None]
             if step.do == "table":
-                topics = [*all_topics_of(self._definition, place)]
+                with suppress(TidelogError):  # the step says so in its turn, and ends no other one
+                    topics = [*all_topics_of(self._definition, place)] or topics
             for topic in topics:
                 yield TaskState(step=step.name, on=name, topic=topic)
 

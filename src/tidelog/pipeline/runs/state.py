@@ -42,7 +42,7 @@ _US = 1_000_000
 
 
 class TaskState(msgspec.Struct, frozen=True, kw_only=True):
-    """One step on one place, for a table on one topic, and what became of it."""
+    """One step on one place, for a table on one topic (None: those that its turn finds), and what became of it."""
 
     step: str
     on: str
@@ -226,7 +226,7 @@ class HeldBook:
         return Holder(
             session=self._session,
             host=socket.gethostname(),
-            boot=boot_id(),
+            boot=_process_space(),
             pid=os.getpid(),
             renewed_us=self._clock.now_us(),
         )
@@ -234,8 +234,17 @@ class HeldBook:
     def _is_over(self, holder: Holder) -> bool:
         if self._clock.now_us() - holder.renewed_us >= holder.lease_seconds * _US:
             return True
-        is_here = (holder.host, holder.boot) == (socket.gethostname(), boot_id()) and bool(holder.boot)
+        is_here = (holder.host, holder.boot) == (socket.gethostname(), _process_space()) and bool(holder.boot)
         return is_here and holder.pid != os.getpid() and not Path(f"/proc/{holder.pid}").exists()
+
+
+def _process_space() -> str:
+    """Tells where an id of a process means what it means here: in this container, since the machine was started."""
+    boot = boot_id()
+    try:
+        return boot and f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
 
 
 def _held(holder: Holder, now_us: int) -> HeldError:

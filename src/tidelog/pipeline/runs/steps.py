@@ -23,6 +23,7 @@ import msgspec
 from tidelog.errors import ConfigError, InputError
 from tidelog.pipeline.address import EngineRoot, Root
 from tidelog.pipeline.jobs.job import JobReport, OnProgress
+from tidelog.pipeline.jobs.tally import notes_on
 from tidelog.pipeline.runs.definition import Definition, Place, Step
 from tidelog.units import parse_bytes, parse_seconds
 
@@ -264,13 +265,26 @@ def _table(request: Request) -> JobReport:
     from tidelog.pipeline.tables.targets import table_target
 
     given, topic = options_as(TableStepOptions, request.step), request.topic
-    assert topic is not None, "a table is of one topic"
+    if topic is None:
+        return _tables(request)
     to = given.to.replace(_TOPIC_IN_NAME, topic.replace("/", "." if given.catalog else "/"))
     where = to if given.catalog is not None else request.definition.path(to)
     target = table_target(request.root, where, given.catalog, given.catalog_properties)
     names = [name for name in TableOptions.__struct_fields__ if name in TableStepOptions.__struct_fields__]
     options = msgspec.convert({name: getattr(given, name) for name in names}, TableOptions)
     return table(request.spark, request.root, topic, target, options, request.on_progress)
+
+
+def _tables(request: Request) -> JobReport:
+    """Tables of all topics that are there now: none was known when the run began."""
+    names = all_topics_of(request.definition, request.place)
+    made = [_table(request._replace(topic=name)) for name in names]
+    return JobReport(
+        job="table",
+        reconciliations=tuple(one for each in made for one in each.reconciliations),
+        findings=tuple(one for each in made for one in each.findings),
+        notes=(*notes_on(names, request.root.location), *(one for each in made for one in each.notes)),
+    )
 
 
 def _gc(request: Request) -> JobReport:
