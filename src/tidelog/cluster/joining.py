@@ -22,6 +22,7 @@ from tidelog.cluster.agent import engine_piece
 from tidelog.cluster.documents import EngineArguments
 from tidelog.cluster.engine_host import ClusterEngines, Place
 from tidelog.cluster.inventory import load_key
+from tidelog.cluster.kept_tails import KeptTails
 from tidelog.cluster.leader import TopicSeen
 from tidelog.cluster.member import Identity, Member
 from tidelog.cluster.operations import ClusterOperations
@@ -223,6 +224,7 @@ class LoadMeter:
         self._seconds: dict[str, float] = {}
         self._total = Load()
         self._cpu = 0.0
+        self._kept = KeptTails(node.http.broker.directory, clock)
         self.tail = NodeTail(at_us=0)
         """What was only on this disk at the last measurement."""
 
@@ -232,7 +234,12 @@ class LoadMeter:
         statistics = {key: found for key, one in opened.items() if (found := _statistics(one.topic)) is not None}
         self._take({key: _counts(opened[key], one, one.log) for key, one in statistics.items() if one.log is not None})
         now_us = self._clock.now_us()
-        self.tail = NodeTail(at_us=now_us, topics=unshipped_of(statistics), engines=self._engines.unshipped())
+        self.tail = NodeTail(
+            at_us=now_us,
+            topics=unshipped_of(statistics),
+            engines=self._engines.unshipped(),
+            kept=self._kept.by_topic(lambda: {TopicName(*one.topic.name.split("/")) for one in opened.values()}),
+        )
         agent = self._cluster.agent
         busy = sorted(self._rates.items(), key=lambda each: -_bytes(each[1]))[:_MAX_PARTITIONS]
         load = NodeLoad(
@@ -320,6 +327,7 @@ def write_metrics(exposition: Exposition, cluster: Cluster, meter: LoadMeter) ->
         "assigned_engines": sum(one.node == member.name for one in state.engines.values()),
         "unassigned_engines": sum(one.node not in state.nodes for one in state.engines.values()),
         "unshipped_entries": sum(one.messages for one in meter.tail.engines.values()),
+        "kept_messages": sum(one.messages for one in meter.tail.kept.values()),
     }
     for name, value in values.items():
         exposition.add(f"tidelog_cluster_{name}", value)

@@ -70,6 +70,7 @@ class Member:
         self._lease: Lease | None = None
         self._leader_version: str | None = None
         self._may_have_tail = True
+        self._kept = NodeTail(at_us=0)
         self._started_us = clock.now_us()
 
     @property
@@ -178,14 +179,14 @@ class Member:
             if not self.is_alive:
                 return
             writes: list[Write] = [Put(self.keys.load(self.name), encode_json(load), self._lease)]
-            has_tail = bool(tail.topics or tail.engines)
+            has_tail = bool(tail.topics or tail.engines or tail.kept)
             if has_tail:
                 writes.append(Put(self.keys.tail(self.name), encode_json(tail)))
             elif self._may_have_tail:
                 writes.append(Delete(self.keys.tail(self.name)))
             self._may_have_tail = True  # if the answer is lost
             self._metadata.commit([], writes)
-            self._may_have_tail = has_tail
+            self._may_have_tail, self._kept = has_tail, NodeTail(at_us=tail.at_us, kept=tail.kept)
 
     def begin_to_leave(self) -> None:
         """The load manager gives away what this node has. It is a member until `leave`."""
@@ -196,10 +197,12 @@ class Member:
 
     def leave(self, *, is_empty: bool = False) -> None:
         """Others see it gone at once, or when the lease has run out. `is_empty`: it has handed over everything, so that
-        nothing is only on its disk."""
+        only what it keeps for a rescue is on its disk alone."""
         with self._guard, contextlib.suppress(TidelogError):
             if is_empty and self.is_alive and self._may_have_tail:
-                self._metadata.commit([], [Delete(self.keys.tail(self.name))])
+                key = self.keys.tail(self.name)
+                write = Put(key, encode_json(self._kept)) if self._kept.kept else Delete(key)
+                self._metadata.commit([], [write])
         with self._guard, contextlib.suppress(TidelogError):
             if self._lease is not None:
                 self._lease.revoke()

@@ -64,8 +64,19 @@ def _no_engine(name: str) -> NotFoundError:
     return NotFoundError(f"the cluster has no engine {name[:80]}", hint="`tidelog cluster engines` lists them")
 
 
+def _no_topic(name: TopicName) -> NotFoundError:
+    return NotFoundError(f"the cluster has no topic {name}", hint="`tidelog cluster topics` lists them")
+
+
 def _unsaved(
-    node: str, is_alive: bool, reported: datetime, one: Unshipped, *, topic: str = "", engine: str = ""
+    node: str,
+    is_alive: bool,
+    reported: datetime,
+    one: Unshipped,
+    *,
+    topic: str = "",
+    engine: str = "",
+    to_rescue: bool = False,
 ) -> Unsaved:
     return Unsaved(
         node=node,
@@ -76,6 +87,7 @@ def _unsaved(
         messages=one.messages,
         bytes=one.bytes,
         seconds=one.seconds,
+        to_rescue=to_rescue,
     )
 
 
@@ -181,7 +193,7 @@ class ClusterOperations:
         state, loads = self.state(), self.loads()
         owners = [node for placement in state.topics.values() for node in placement.partitions]
         unsaved = self.restore_point(state)
-        lost = [one for one in unsaved if one.topic and one.is_alive]
+        lost = [one for one in unsaved if one.topic and one.is_alive and not one.to_rescue]
         return ClusterStatus(
             leader=None if state.leader is None else state.leader.node,
             nodes=len(state.nodes),
@@ -198,17 +210,19 @@ class ClusterOperations:
             unshipped_bytes=sum(one.bytes for one in lost),
             unshipped_seconds=max((one.seconds for one in lost), default=0.0),
             unshipped_entries=sum(one.messages for one in unsaved if one.engine and one.is_alive),
-            left_messages=sum(one.messages for one in unsaved if one.topic and not one.is_alive),
+            left_messages=sum(one.messages for one in unsaved if one.to_rescue or (one.topic and not one.is_alive)),
         )
 
     def restore_point(self, state: ClusterState | None = None) -> list[Unsaved]:
-        """What is only on the disk of one node, as the nodes have reported it last; those that are gone, too."""
+        """What is only on the disk of one node, as the nodes have reported it last, those that are gone, too; what they
+        keep for a rescue among it."""
         state, topics, engines = state or self.state(), [], []
         for entry in self._metadata.range(self.keys.tails_prefix):
             tail, node = decoded(entry, NodeTail), entry.key.removeprefix(self.keys.tails_prefix)
             if tail is not None:
                 row = partial(_unsaved, node, node in state.nodes, to_datetime(tail.at_us))
                 topics += [row(one, topic=topic) for topic, one in sorted(tail.topics.items())]
+                topics += [row(one, topic=topic, to_rescue=True) for topic, one in sorted(tail.kept.items())]
                 engines += [row(one, engine=engine) for engine, one in sorted(tail.engines.items())]
         return topics + engines
 
@@ -247,7 +261,8 @@ class ClusterOperations:
         placement = self._placement(state, parse_topic_name(topic))
         if not 0 <= partition < len(placement.partitions):
             raise NotFoundError(
-                f"{topic} has {len(placement.partitions)} partitions, and none has the number {partition}"
+                f"{topic} has {len(placement.partitions)} partitions, and none has the number {partition}",
+                hint=f"Name one from 0 to {len(placement.partitions) - 1}",
             )
         if not state.is_usable(node):
             raise InputError(f"{node} gets no partitions: it is gone, drained or too old", hint="Choose another node")
@@ -312,7 +327,7 @@ class ClusterOperations:
     def _placement(self, state: ClusterState, name: TopicName) -> TopicPlacement:
         placement = state.topics.get(name)
         if placement is None or placement.is_deleting:
-            raise NotFoundError(f"the cluster has no topic {name}")
+            raise _no_topic(name)
         return placement
 
     def unpin(self, topic: str, partition: int) -> bool:
@@ -322,7 +337,7 @@ class ClusterOperations:
         def change(known: TopicPlacement | None) -> TopicPlacement:
             nonlocal was_pinned
             if known is None:
-                raise NotFoundError(f"the cluster has no topic {name}")
+                raise _no_topic(name)
             was_pinned = partition in known.pins
             pins = {number: node for number, node in known.pins.items() if number != partition}
             return msgspec.structs.replace(known, pins=pins)

@@ -39,7 +39,8 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     unshipped_entries: int
     """Of engines."""
     left_messages: int
-    """What nodes that are gone had not shipped when they reported last: it is on their disks."""
+    """What nodes that are gone had not shipped when they reported last, and what nodes keep for a rescue: it is on
+    their disks, and readers do not get it."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -91,6 +92,8 @@ class NodeTail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topics: dict[str, Unshipped] = {}
     engines: dict[str, Unshipped] = {}
     """Entries that the orchestrator applies again if the node dies."""
+    kept: dict[str, Unshipped] = {}
+    """By topic, what is kept for a rescue: another node went on without it. Its age counts from when it was found."""
 
 
 class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +140,7 @@ class ClusterEngine(msgspec.Struct, frozen=True, kw_only=True):
 
 class Unsaved(msgspec.Struct, frozen=True, kw_only=True):
     """What would be missing of a topic or of an engine if the disk of its node were lost now; of a node that is gone,
-    what is missing until it comes back."""
+    what is missing until it comes back; and what a node keeps for a rescue."""
 
     node: str
     is_alive: bool
@@ -151,6 +154,8 @@ class Unsaved(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     seconds: float
     """How old the oldest of it is."""
+    to_rescue: bool = False
+    """Another node went on without these messages: they are missing until `tidelog topic rescue` brings them back."""
 
 
 class ClusterControl(Protocol):

@@ -140,6 +140,9 @@ FAMILIES: dict[str, Family] = {
     "tidelog_cluster_unshipped_entries": Family(
         "gauge", "Restore point: entries of engines that are on this disk only, and in the orchestrator's log"
     ),
+    "tidelog_cluster_kept_messages": Family(
+        "gauge", "Restore point: messages that another node went on without, and that this disk keeps for a rescue"
+    ),
     # Engines
     "tidelog_engine_applied_seq": Family("gauge", "The last seq that was applied"),
     "tidelog_engine_low_water_mark": Family("gauge", "Everything up to it is committed"),

@@ -124,15 +124,27 @@ class Rescue:
 
     # Finding
 
-    def tails(self) -> list[RescuableTail]:
-        """All of them, oldest first; one that still lies in the topic's own files is the last."""
+    def tails(self, *, in_place: bool = True) -> list[RescuableTail]:
+        """All of them, oldest first; one that still lies in the topic's own files is the last (left out on request)."""
         if not self._files.is_directory(self._directory):
             return []
         aside = [self._shown(tail, is_aside=True) for tail in divergent_tails(self._files, self._directory)]
+        return [*aside, *self._found_in_place(aside)] if in_place else aside
+
+    def _found_in_place(self, aside: list[RescuableTail]) -> list[RescuableTail]:
         in_place = self._in_place()
-        if in_place is not None and in_place.name not in {tail.name for tail in aside}:
-            aside.append(self._shown(in_place, is_aside=False))
-        return aside
+        if in_place is None or in_place.name in {tail.name for tail in aside}:
+            return []
+        return [self._shown(in_place, is_aside=False)]
+
+    @property
+    def has_files(self) -> bool:
+        """Whether the topic's own directory has files of a log."""
+        return self._files.is_directory(self._directory) and bool(wal_files(self._files.list(self._directory)))
+
+    def has_begun(self, tail: RescuableTail) -> bool:
+        """Whether some of a tail was appended to a topic, or was about to be."""
+        return tail.set_aside_us is not None and self._files.exists(self._folder(tail) / _PROGRESS_FILE)
 
     def _in_place(self) -> DivergentTail | None:
         if self._log._tier is None:

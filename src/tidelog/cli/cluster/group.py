@@ -7,6 +7,7 @@ of those that do not. What it asks for is a document that the leader carries out
 from __future__ import annotations
 
 import getpass
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +19,7 @@ from tidelog.cli.cluster.dev import dev
 from tidelog.cli.errors import ExitCode
 from tidelog.cli.output import Row, counted
 from tidelog.cli.session import Session, command, command_group, confirm
-from tidelog.errors import InputError, NotFoundError
+from tidelog.errors import ConfigError, InputError, NotFoundError
 
 if TYPE_CHECKING:
     from tidelog.cluster.documents import Decision
@@ -59,12 +60,22 @@ def _operations(session: Session) -> Iterator[ClusterOperations]:
     from tidelog.wiring import open_shared_metadata
 
     found = session.settings
-    if found.metadata is not None and found.metadata.startswith("etcd"):
+    if found.metadata is not None:
+        if not found.metadata.startswith("etcd"):
+            raise ConfigError(
+                f"{found.metadata} has no cluster: nodes agree by etcd", hint="Name it with --metadata etcd://host:port"
+            )
         with open_metadata_store(found.metadata, settings=found.metadata_store) as metadata:
             yield ClusterOperations(metadata, found.metadata_root or DEFAULT_ROOT)
         return
-    with open_shared_metadata(session.root, found) as (metadata, root):
-        yield ClusterOperations(metadata, root)
+    try:
+        with open_shared_metadata(session.root, found) as (metadata, root):
+            yield ClusterOperations(metadata, root)
+    except NotFoundError as error:
+        if str(error.path) != os.path.abspath(session.root):
+            raise
+        hint = "Name its etcd with --metadata etcd://host:port, or the directory of a node with --dir"
+        raise ConfigError("no cluster was named", hint=hint) from error
 
 
 # Looking
@@ -184,13 +195,17 @@ def _show_decisions(session: Session, found: Sequence[Decision]) -> None:
     session.output.rows(_DECISIONS, [_decision_row(decision) for decision in found])
 
 
+_RESTORE_POINT = ("node", "is_alive", "to_rescue", "topic", "engine", "messages", "bytes", "seconds", "reported")
+
+
 def restore_point(session: Session) -> None:
     """Shows what is only on the disk of one node.
 
-    That much would be missing if it were lost now; of a node that is gone, it is missing until it comes back. It is
-    what the nodes have reported last, every few seconds. Messages of topics with `durability = shipped` are in the
-    bucket before their producers hear of it. Entries of an engine are also in the log of its orchestrator, which
-    applies them again.
+    That much would be missing if it were lost now; of a node that is gone, it is missing until it comes back. Where
+    `to_rescue` is true, another node went on without it: it is missing until `tidelog topic rescue TOPIC --dir DIR`
+    brings it back from the directory of that node, or `--server URL` of any node. It is what the nodes have reported
+    last, every few seconds. Messages of topics with `durability = shipped` are in the bucket before their producers
+    hear of it. Entries of an engine are also in the log of its orchestrator, which applies them again.
     """
     from tidelog.clock import iso_time
 
@@ -199,7 +214,7 @@ def restore_point(session: Session) -> None:
     if not rows and not session.as_json:
         session.output.note("Everything is in the store.")
         return
-    session.output.rows(("node", "is_alive", "topic", "engine", "messages", "bytes", "seconds", "reported"), rows)
+    session.output.rows(_RESTORE_POINT, rows)
 
 
 def engines(session: Session) -> None:

@@ -327,7 +327,9 @@ def _target(service: Service, name: str) -> Callable[[], RescueTarget]:
     def opened() -> RescueTarget:
         into = service.broker.directory.topic(name)
         if not isinstance(into, Topic):
-            raise ConflictError(f"{name} has partitions", hint="Name one of its logs, or another topic")
+            raise ConflictError(
+                f"{name} has partitions", hint=f"Name the partition, such as {name}-part-0, or another topic"
+            )
         return into
 
     return opened
