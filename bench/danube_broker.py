@@ -5,7 +5,7 @@ ones have rows of their own beside the same figures of Danube's. Rates count unt
 unanswered, latency is that of one send after the other, both without a consumer: with one in the same process the sends
 of Danube's client (0.5.0) did not end.
 
-The broker is built from its repository (`cargo build --release -p danube-broker`) and found on the shell's path or by
+The broker is built from its repository, as its README says, and found on the path of the shell or by
 `--broker FILE`; its client is `pip install danube-client`.
 
 python bench/danube_broker.py [--messages 20000] [--window 256] [--rounds 3] [--broker FILE] [--dir .] [--json]
@@ -41,7 +41,7 @@ from remote import VALUE_BYTES, served
 
 import tidelog
 
-REMEDY = "`cargo build --release -p danube-broker` in github.com/danube-messaging/danube, then --broker FILE"
+REMEDY = "Build it as the README of github.com/danube-messaging/danube says, then --broker FILE"
 CLIENT_REMEDY = "its client is not installed: pip install danube-client"
 DANUBE, SYNCED = "Danube", "tidelog, synced"
 MOST_LATENCIES = 5000

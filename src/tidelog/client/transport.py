@@ -174,7 +174,7 @@ def unreachable(error: BaseException, server: Server) -> TidelogError:
             ),
         )
     why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-    hint = "Is a server running there? What was sent may have been stored"
+    hint = "Is `tidelog serve` running there? What was sent may have been stored"
     if isinstance(error, ssl.SSLError):
         hint = "Does it speak TLS? A server without --tls-cert has a URL that begins with http://"
     elif not server.is_tls and server.socket_path is None and isinstance(error, LostError | TimeoutError):
