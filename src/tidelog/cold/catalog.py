@@ -853,21 +853,21 @@ class Catalogs:
         more."""
         self._check()
         prefix = topics_prefix(self._root)
-        start = prefix
+        start, found_prefix = prefix, "\0"
+        # Some stores list `a/b` before `a-/b`: keys of one topic stand together, and no more is taken for granted.
         while keys := self._metadata.keys(prefix, start=start, limit=_KEYS_AT_ONCE):
             for key in keys:
-                if key < start:
-                    continue  # of a topic that was found
-                found = parse_topic_key(key, self._root)
+                found = None if key.startswith(found_prefix) else parse_topic_key(key, self._root)
                 if found is None:
-                    start = key + "0"
-                    continue
+                    continue  # it belongs to the topic before it, or to none
                 topic = TopicKeys(found.namespace, found.topic, self._root)
+                found_prefix = topic.metadata_prefix
                 if self._makes_topic(topic, key):
                     yield found.namespace, found.topic
-                start = end_of(topic.metadata_prefix)
             if len(keys) < _KEYS_AT_ONCE:
                 return
+            last = keys[-1]
+            start = end_of(found_prefix) if last.startswith(found_prefix) else last + "0"
 
     def _makes_topic(self, topic: TopicKeys, first: str) -> bool:
         """Rows staged for a name that nobody has opened yet, or to be replayed into it, make no topic."""
