@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
 
 import tidelog
 from tidelog.pipeline.address import find_root
@@ -37,7 +38,6 @@ def _make_engine(path: Path) -> None:
 def test_sql_guide_runs_and_sees_new_messages(sql: SparkSession, tmp_path: Path) -> None:
     """Whoever knows only SQL gets a table, an insert, a view that sees it, a copy, and an engine's entries."""
     _make_engine(tmp_path / "engine")
-    tidelog.open(tmp_path / "shop").close()
     results: dict[str, list[tuple[object, ...]]] = {}
     for block in SQL.findall(GUIDE.read_text("utf-8").replace("/data/", f"{tmp_path}/")):
         for statement in filter(str.strip, block.split(";\n")):
@@ -53,6 +53,36 @@ def test_sql_guide_runs_and_sees_new_messages(sql: SparkSession, tmp_path: Path)
         "key,size": [("2.png", 2), ("3.png", 3)],
         "objects_then": [(1,)],
     }
+
+
+@pytest.mark.parametrize("place", ["directory", "file", "s3"])
+def test_table_is_empty_until_the_first_insert_makes_its_root(
+    sql: SparkSession, s3_server: S3Server, tmp_path: Path, place: str
+) -> None:
+    """Whoever knows only SQL begins with nothing: no directory, no prefix, no topic."""
+    settings = tmp_path / "settings.toml"
+    keys = {"endpoint": s3_server.endpoint, "access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
+    settings.write_text("".join(f'store_{name} = "{value}"\n' for name, value in keys.items()))
+    roots = {"directory": f"{tmp_path}/log", "file": f"file://{tmp_path}/store", "s3": s3_server.url("sql-nothing")}
+    config = f", config '{settings}'" if place == "s3" else ""
+    sql.sql(f"CREATE TABLE a USING tidelog OPTIONS (root '{roots[place]}', topic 'shop/a'{config})")
+    assert sql.sql("SELECT value FROM a").collect() == []
+    assert {one.name for one in tmp_path.iterdir()} == {"settings.toml"}
+    sql.sql("INSERT INTO a (value) VALUES (X'01')")
+    assert sql.sql("SELECT value FROM a").collect() == [(b"\x01",)]
+
+
+def test_tables_over_an_engine_are_empty_until_it_has_shipped(sql: SparkSession, tmp_path: Path) -> None:
+    """They can be declared first; a state that is asked for by its seq is not there."""
+    root = f"OPTIONS (root 'file://{tmp_path}/engine')"
+    for name in ("entries", "objects"):
+        sql.sql(f"CREATE TABLE {name} USING tidelog_{name} {root}")
+        assert sql.sql(f"SELECT * FROM {name}").collect() == []
+    for query in ("objects WITH (seq = '2')", "entries WITH (startingSeq = '2')", "entries WITH (endingSeq = '2')"):
+        with pytest.raises(PySparkException, match="there is no such directory"):
+            sql.sql(f"SELECT * FROM {query}").collect()
+    _make_engine(tmp_path / "engine")
+    assert [sql.table(name).count() for name in ("entries", "objects")] == [3, 2]
 
 
 def test_insert_of_rows_of_another_table_is_refused_not_misdirected(sql: SparkSession, tmp_path: Path) -> None:
@@ -97,6 +127,8 @@ def test_table_is_a_stream(sql: SparkSession, tmp_path: Path) -> None:
 
 def test_stream_that_cannot_be_says_why_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
     """Not Spark's own error about a reader that was never made, and no traceback of a worker."""
+    with tidelog.open(tmp_path) as log:
+        log.topic("shop/a").append(b"1")
     frame = (
         spark.readStream.format("tidelog")
         .option("root", str(tmp_path))

@@ -35,9 +35,9 @@ from tidelog.store.keys import DEFAULT_ENGINE, DEFAULT_ROOT, EngineKeys, check_p
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.metadata.open import BUCKET, open_metadata_store
 from tidelog.store.object_store import ObjectStore
-from tidelog.store.urls import canonical_url, open_store, require_store_directory
+from tidelog.store.urls import canonical_url, is_store_directory, open_store, require_store_directory
 from tidelog.topics.directory import LogDirectory
-from tidelog.topics.directory_info import INSIDE, Place, look_at, metadata_url
+from tidelog.topics.directory_info import INSIDE, Place, look_at, metadata_url, read_info
 from tidelog.wiring import open_directory, refuse_store_settings
 
 __all__ = ["Address", "EngineLocation", "EngineRoot", "OpenedEngine", "Root", "find_engine", "find_root"]
@@ -123,6 +123,14 @@ class Root(Address, frozen=True):
         # What the checkpoint of a live owner vouches for is not read here: readers of messages check every frame.
         settings = self.load(open_check_bytes=0)
         return open_directory(self.directory or _NO_DIRECTORY, settings, read_only=True)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it has been made: the first row that is written makes a directory, and a file:// store."""
+        directory = self.directory
+        if directory is None:
+            return is_store_directory(self.location)
+        return directory.is_dir() and read_info(LocalFiles(), directory) is not None
 
     def existing_place(self) -> TopicLocation | None:
         """The same as `place`, for reading: NotFoundError where a file:// store is not there."""

@@ -127,10 +127,15 @@ def require_store_directory(url: str) -> None:
 
     Opening such a store creates its directory. Who only reads asks first: a mistyped name would be an empty store.
     """
-    if url.startswith("file:") and not os.path.isdir(path := _parse(url).path):
+    if not is_store_directory(url):
         raise NotFoundError(
-            "there is no such directory", path=Path(path), operation="open store", hint="Check the path"
+            "there is no such directory", path=Path(_parse(url).path), operation="open store", hint="Check the path"
         )
+
+
+def is_store_directory(url: str) -> bool:
+    """False where the directory of a file:// URL is missing. Of other stores nothing is asked."""
+    return not url.startswith("file:") or os.path.isdir(_parse(url).path)
 
 
 def canonical_url(url: str) -> str:

@@ -319,7 +319,6 @@ def test_guide_to_sql_is_followed_without_python(tmp_path: Path) -> None:
         engine.apply_many([(seq, tidelog.PutObject("photos", f"{seq}.png", b"x" * seq)) for seq in (2, 3)])
         engine.update_low_water_mark(3)
         engine.ship()
-    tidelog.open(tmp_path / "shop").close()
     blocks = BLOCK.findall(SQL_GUIDE.read_text("utf-8").replace("/data/", f"{tmp_path}/"))
     project = tmp_path / "project"
     (project / "transformations").mkdir(parents=True)

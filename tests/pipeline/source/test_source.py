@@ -147,6 +147,38 @@ def test_mistakes_are_named(spark: SparkSession, shop: Path, options: dict[str, 
         _load(spark, shop / "data", **options).collect()
 
 
+@pytest.mark.parametrize(
+    ("format_name", "place", "options", "problem"),
+    [
+        ("tidelog", "nowhere", {"subscribe": TOPIC}, "there is no such directory"),
+        ("tidelog", "nowhere", {"subscribePattern": ".*", "failOnDataLoss": "false"}, "there is no such directory"),
+        ("tidelog", "data", {"subscribe": f"{TOPIC},shop/nothing"}, "there is no topic shop/nothing"),
+        ("tidelog", "data", {"assign": '{"shop/nothing": [0]}'}, "there is no topic shop/nothing"),
+        ("tidelog", "data", {"assign": '{"shop/orders": [1]}'}, "assign names partition 1 of shop/orders"),
+        ("tidelog", "data", {"subscribe": TOPIC, "startingOffsets": '{"shop/orders": {"1": 0}}'}, "is not read"),
+        ("tidelog_entries", "nowhere", {}, "there is no engine"),
+        ("tidelog_entries", "store", {}, "there is no engine called main"),
+        ("tidelog_objects", "nowhere", {}, "there is no engine"),
+        ("tidelog_objects", "store", {}, "there is no engine called main"),
+    ],
+)
+def test_place_and_topics_that_are_not_there_are_told_at_load(
+    spark: SparkSession, shop: Path, format_name: str, place: str, options: dict[str, str], problem: str
+) -> None:
+    """A stream that is started at night, or a frame of a long program, fails where it is written, in one line."""
+    root = (shop / place).as_uri() if place == "store" else str(shop / place)
+    for reader in (spark.read, spark.readStream):
+        with pytest.raises(AnalysisException, match=problem) as raised:
+            reader.format(format_name).options(root=root, **options).load()
+        assert "Traceback" not in str(raised.value)
+
+
+def test_topic_that_may_be_gone_is_not_looked_for_at_load(spark: SparkSession, shop: Path) -> None:
+    """With `failOnDataLoss=false` a query is started again after its topic has gone, and a pattern matches later."""
+    for options in ({"subscribe": "shop/nothing", "failOnDataLoss": "false"}, {"subscribePattern": "none/.*"}):
+        assert spark.readStream.format("tidelog").options(root=str(shop / "data"), **options).load().isStreaming
+
+
 def test_what_is_gone_is_data_loss_unless_allowed(spark: SparkSession, tmp_path: Path) -> None:
     """Offsets that retention has deleted fail the query, or are passed over without a doubled row."""
     with tidelog.open(tmp_path, rotate_max_bytes=1024) as log:

@@ -113,6 +113,8 @@ class EntryOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_partition_bytes: int = DEFAULT_PARTITION_BYTES
     max_rows_per_batch: int = DEFAULT_ROWS_PER_BATCH
     max_entries_per_trigger: int | None = None
+    is_table: bool = False
+    """A table may be over an engine that has shipped nothing yet: until then it is empty."""
 
 
 class ObjectOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +131,8 @@ class ObjectOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_rows_per_batch: int = DEFAULT_ROWS_PER_BATCH
     max_tail_bytes: int = DEFAULT_TAIL_BYTES
     pin_seconds: int | None = None
+    is_table: bool = False
+    """As for entries."""
 
 
 class _EngineOptionReader(OptionReader):
@@ -149,7 +153,7 @@ class _EngineOptionReader(OptionReader):
         return LATEST if text == LATEST else self.count("startingSeq")
 
 
-def parse_entry_options(given: Mapping[str, str]) -> EntryOptions:
+def parse_entry_options(given: Mapping[str, str], *, is_table: bool = False) -> EntryOptions:
     """The options of a read of entries; InputError names the one that is wrong and what would be right."""
     options = _EngineOptionReader(given, _ENTRY_NAMES)
     left_out = {name for name, option, default in _ENTRY_EXTRAS if not options.truth(option, default)}
@@ -168,13 +172,14 @@ def parse_entry_options(given: Mapping[str, str]) -> EntryOptions:
         max_partition_bytes=options.size("maxPartitionBytes") or DEFAULT_PARTITION_BYTES,
         max_rows_per_batch=options.number("maxRowsPerBatch") or DEFAULT_ROWS_PER_BATCH,
         max_entries_per_trigger=options.number("maxEntriesPerTrigger"),
+        is_table=is_table,
     )
 
 
 _ENTRY_EXTRAS = (("metadata", "includeMetadata", True), ("value", "includeValue", False))
 
 
-def parse_object_options(given: Mapping[str, str]) -> ObjectOptions:
+def parse_object_options(given: Mapping[str, str], *, is_table: bool = False) -> ObjectOptions:
     """The options of a read of objects; InputError names the one that is wrong and what would be right."""
     options = _EngineOptionReader(given, _OBJECT_NAMES)
     all_versions = options.truth("versions", False)
@@ -197,6 +202,7 @@ def parse_object_options(given: Mapping[str, str]) -> ObjectOptions:
         max_rows_per_batch=options.number("maxRowsPerBatch") or DEFAULT_ROWS_PER_BATCH,
         max_tail_bytes=options.size("maxTailBytes") or DEFAULT_TAIL_BYTES,
         pin_seconds=options.number("pinSeconds"),
+        is_table=is_table,
     )
 
 

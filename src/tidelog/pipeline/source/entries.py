@@ -31,10 +31,10 @@ from pyspark.sql.types import StructType
 
 from tidelog.config import EngineConfig
 from tidelog.engine.cold.manifest import Manifest
-from tidelog.errors import InputError, NotSupportedError, OffsetOutOfRangeError
+from tidelog.errors import InputError, NotFoundError, NotSupportedError, OffsetOutOfRangeError
 from tidelog.pipeline.address import OpenedEngine
 from tidelog.pipeline.location import ReadPart
-from tidelog.pipeline.source.declared import declared, options_for, options_in
+from tidelog.pipeline.source.declared import declared, found_declaration, is_table, options_for, options_in
 from tidelog.pipeline.source.engine_options import (
     EARLIEST,
     ENTRY_COLUMNS,
@@ -222,11 +222,14 @@ class EntriesDataSource(DataSource):
     @told_in_one_line
     def schema(self) -> StructType:
         options = parse_entry_options(options_in(self.options))
+        if not is_table(self.options):
+            EntryLog(options).close()  # says at `load()` that there is no such engine
         return declared(schema_of(ENTRY_COLUMNS, options.columns), self.options, options.root.location, EngineConfig)
 
     @told_in_one_line
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = parse_entry_options(options_for(self.options, schema))
+        of_table = found_declaration(schema) is not None
+        options = parse_entry_options(options_for(self.options, schema), is_table=of_table)
         if options.starting == LATEST:
             raise InputError("a batch query cannot start at latest: it would read nothing")
         return EntriesReader(options, checked_schema(schema, ENTRY_COLUMNS))
@@ -279,7 +282,13 @@ class EntriesReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         options = self._options
         starting = EARLIEST if options.starting is None else options.starting
-        with EntryLog(options) as log:
+        try:
+            log = EntryLog(options)
+        except NotFoundError:
+            if options.is_table and not isinstance(starting, int) and options.ending_seq is None:
+                return []  # it has shipped nothing yet
+            raise
+        with log:
             manifest = log.manifest()
             log.check_start(starting, manifest)
             stop_lsn = log.lsn_behind(options.ending_seq, manifest)

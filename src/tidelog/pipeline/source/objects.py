@@ -15,6 +15,7 @@ import logging
 import secrets
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
@@ -34,7 +35,7 @@ from tidelog.engine.sst.sstable import RowPart, SSTable
 from tidelog.engine.wal.replay import Replay, ShippedLog
 from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedError, RetryError
 from tidelog.pipeline.address import OpenedEngine
-from tidelog.pipeline.source.declared import declared, options_for, options_in
+from tidelog.pipeline.source.declared import declared, found_declaration, is_table, options_for, options_in
 from tidelog.pipeline.source.engine_options import (
     OBJECT_COLUMNS,
     ObjectOptions,
@@ -282,11 +283,15 @@ class ObjectsDataSource(DataSource):
     @told_in_one_line
     def schema(self) -> StructType:
         options = parse_object_options(options_in(self.options))
+        if not is_table(self.options):
+            with options.root.open():
+                pass  # it says at `load()` that there is no such engine
         return declared(schema_of(OBJECT_COLUMNS, options.columns), self.options, options.root.location, EngineConfig)
 
     @told_in_one_line
     def reader(self, schema: StructType) -> DataSourceReader:
-        options = parse_object_options(options_for(self.options, schema))
+        of_table = found_declaration(schema) is not None
+        options = parse_object_options(options_for(self.options, schema), is_table=of_table)
         return ObjectsReader(options, checked_schema(schema, OBJECT_COLUMNS))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -311,7 +316,14 @@ class ObjectsReader(DataSourceReader):
 
     @told_in_one_line
     def partitions(self) -> list[InputPartition]:
-        with self._options.root.open(read_only=self._options.pin_seconds is None) as engine:
+        options = self._options
+        with ExitStack() as stack:
+            try:
+                engine = stack.enter_context(options.root.open(read_only=options.pin_seconds is None))
+            except NotFoundError:
+                if options.is_table and options.seq is None:
+                    return []  # it has shipped nothing yet
+                raise
             return [ObjectPartition(part) for part in ObjectPlan(self._options, engine).parts()]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

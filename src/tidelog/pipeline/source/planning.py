@@ -401,6 +401,15 @@ class OpenTopics:
                 hint=f'Name the partitions: {{"{topic}": {{"0": 100, "1": -2}}}}',
             )
 
+    def check_named(self) -> None:
+        """NotFoundError for a topic that is named and not there; InputError for a partition of it. Patterns may match
+        later."""
+        self.check_places()
+        for topic in self._options.topics or ():
+            if not self._views.exists(parse_topic_name(topic)):
+                self.log(topic)  # says that there is none of this name
+            self.partitions(topic)
+
     # What owners have, with the option `server`
 
     def _owner_tail(self, name: str) -> OwnerTail | None:

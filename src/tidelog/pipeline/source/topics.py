@@ -34,7 +34,7 @@ from tidelog.log.isolation import READ_COMMITTED, committed_batches
 from tidelog.log.tail_cache import Batch
 from tidelog.pipeline.location import ReadPart, TopicLocation
 from tidelog.pipeline.source.arrow import arrow_schema, record_batch
-from tidelog.pipeline.source.declared import declared, found_declaration, options_for, options_in
+from tidelog.pipeline.source.declared import declared, found_declaration, is_table, options_for, options_in
 from tidelog.pipeline.source.options import (
     TOPIC_COLUMNS,
     SourceOptions,
@@ -75,14 +75,16 @@ class TidelogDataSource(DataSource):
     @told_in_one_line
     def schema(self) -> StructType:
         options = parse_source_options(options_in(self.options), warns=True)
+        if not is_table(self.options):
+            _check_there(options)
         schema = source_schema(options.columns, include_headers=options.include_headers)
         return declared(schema, self.options, options.root.location, Settings)
 
     @told_in_one_line
     def reader(self, schema: StructType) -> DataSourceReader:
         options = options_for(self.options, schema)
-        is_table = found_declaration(schema) is not None
-        return TopicReader(parse_source_options(options, is_table=is_table), _checked(schema))
+        of_table = found_declaration(schema) is not None
+        return TopicReader(parse_source_options(options, is_table=of_table), _checked(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return stream_reader(lambda: self._stream_reader(schema))
@@ -106,6 +108,14 @@ class TidelogDataSource(DataSource):
         from tidelog.pipeline.sink.sink import stream_writer
 
         return stream_writer(self.options, schema, overwrite)
+
+
+def _check_there(options: SourceOptions) -> None:
+    """Tells at `load()` of a root or a named topic that is not there. With `failOnDataLoss=false` a query may go on
+    where a topic has gone, so only its root is looked for."""
+    with OpenTopics(options) as topics:
+        if options.fail_on_data_loss:
+            topics.check_named()
 
 
 def _checked(schema: StructType) -> StructType:
@@ -134,8 +144,10 @@ class TopicReader(DataSourceReader):
 
     @told_in_one_line
     def partitions(self) -> list[InputPartition]:
+        _refuse_empty_ranges(self._options)
+        if self._options.is_table and not self._options.root.is_there:
+            return []  # the first INSERT makes it
         with OpenTopics(self._options) as topics:
-            _refuse_empty_ranges(self._options)
             topics.check_places()
             ranges = {log: self._range(topics, log) for log in topics.names() if self._is_there(topics, log)}
             return [TopicPartition(parts, topics.place) for parts in topics.plan_tasks(ranges)]
