@@ -2,18 +2,25 @@
 
 The engine's entries are puts over fewer keys, in files of the log that are small, as an engine leaves them that ships
 often; no state was written. They are in a local SeaweedFS. A restore counts what it fetches: objects, requests, bytes.
-Both restores must have the digest that the engine had, and every value is where it was.
+All restores must have the digest that the engine had, and every value is where it was.
+
+The jobs run one after the other in a warm session of local[2], whose start is not counted. Then the compacted engine is
+restored in turn by the job of the pipeline and by the library, a round each. `jobs_memory_mib` in the details is the
+most that the driver, Java and the largest worker held during a job.
 
 Needs `tidelog[test]` for the server, and Spark.
 
-python bench/engine_pipeline.py [--entries 1000000] [--keys 200000] [--segment 262144] [--dir .] [--json]
+python bench/engine_pipeline.py [--entries 1000000] [--keys 200000] [--segment 262144] [--rounds 3] [--dir .]
+    [--json]
 """
 
 from __future__ import annotations
 
 import os
 import random
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,7 +28,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from measuring import at_least, at_most, cpu_seconds, parser_for, report, scratch_directory, settle
+from measuring import (
+    alternate,
+    at_least,
+    at_most,
+    compared,
+    cpu_seconds,
+    forget_most_memory,
+    most_memory,
+    parser_for,
+    report,
+    scratch_directory,
+    settle,
+)
+from pyspark.sql import SparkSession
 
 import tidelog
 from tidelog.clock import SystemClock
@@ -32,6 +52,7 @@ from tidelog.files import LocalFiles
 from tidelog.pipeline.address import EngineRoot, find_engine
 from tidelog.pipeline.jobs.engine.compact import compact_engine
 from tidelog.pipeline.jobs.engine.digest import digest_engine
+from tidelog.pipeline.jobs.engine.restore import restore_engine_directory
 from tidelog.pipeline.jobs.engine.snapshot import checkpoint_engine
 from tidelog.pipeline.jobs.engine.verify import verify_engine
 from tidelog.pipeline.jobs.gc import apply_engine_gc, plan_engine_gc
@@ -125,45 +146,85 @@ def restore(directory: Path, url: str, settings: dict[str, Any]) -> tuple[Fetche
             clock=SystemClock(),
         ).run()
         fetched.seconds = time.perf_counter() - begin
+    return fetched, digest_of(directory, url, settings)
+
+
+def digest_of(directory: Path, url: str, settings: dict[str, Any]) -> str:
+    """What a restored engine is; some of its values are read."""
+    config = load_engine_config(None, {}, {"dir": directory, "store": url, **settings})
     with open_engine_at(directory, config, runs_in_background=False) as engine:
         for number in range(SAMPLE):
             engine.read("bench", f"key-{number:08}")
-        return fetched, engine.digest()
+        return engine.digest()
 
 
 @dataclass
 class Spent:
-    """What jobs took: seconds on the wall, and CPU seconds of the driver, of Spark and of its workers."""
+    """What jobs took: seconds on the wall, CPU seconds of the driver, of Spark and of its workers, and the most MiB."""
 
     wall: dict[str, float] = field(default_factory=dict)
     cpu: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @contextmanager
     def on(self, name: str, server: int) -> Iterator[None]:
         """One of them; the server of the store is not counted."""
+        forget_most_memory(server)
         begin, cpu = time.perf_counter(), cpu_seconds(server)
         yield
         self.wall[name], self.cpu[name] = time.perf_counter() - begin, cpu_seconds(server) - cpu
+        self.memory[name] = most_memory(server)
 
 
-def compact_and_collect(root: EngineRoot, server: int) -> Spent:
+def compact_and_collect(spark: SparkSession, root: EngineRoot, server: int) -> Spent:
     """The jobs on two workers, the start of Spark not counted."""
-    spark, spent = tidelog.spark_session("bench", "local[2]"), Spent()
-    try:
-        digest_engine(spark, root)  # a session that has worked before
-        jobs = (("digest", digest_engine), ("compact", compact_engine), ("checkpoint", checkpoint_engine))
-        for name, job in (*jobs, ("verify", verify_engine)):
-            with spent.on(name, server):
-                done = job(spark, root)
-            assert done.is_good, done
-        with spent.on("gc", server):
-            plan, _ = plan_engine_gc(spark, root, grace_seconds=0)
-            apply_engine_gc(spark, root, plan)
-        with spent.on("verify after gc", server):
-            assert verify_engine(spark, root).is_good
-    finally:
-        spark.stop()
+    spent = Spent()
+    digest_engine(spark, root)  # a session that has worked before
+    jobs = (("digest", digest_engine), ("compact", compact_engine), ("checkpoint", checkpoint_engine))
+    for name, job in (*jobs, ("verify", verify_engine)):
+        with spent.on(name, server):
+            done = job(spark, root)
+        assert done.is_good, done
+    with spent.on("gc", server):
+        plan, _ = plan_engine_gc(spark, root, grace_seconds=0)
+        apply_engine_gc(spark, root, plan)
+    with spent.on("verify after gc", server):
+        assert verify_engine(spark, root).is_good
     return spent
+
+
+class Restores:
+    """The same engine again and again, by the job of the pipeline and by the library."""
+
+    def __init__(
+        self, spark: SparkSession, root: EngineRoot, scratch: Path, settings: dict[str, Any], spent: Spent, server: int
+    ) -> None:
+        self._spark = spark
+        self._root = root
+        self._scratch = scratch
+        self._settings = settings
+        self._spent = spent
+        self._server = server
+        self.fetched: list[Fetched] = []
+        self.digests: set[str] = set()
+
+    def by_job(self) -> float:
+        directory = Path(tempfile.mkdtemp(dir=self._scratch))
+        with self._spent.on("restore", self._server):
+            restore_engine_directory(self._spark, self._root, directory)
+        self._seen(directory, digest_of(directory, self._root.store_url, self._settings))
+        return self._spent.wall["restore"]
+
+    def by_library(self) -> float:
+        directory = Path(tempfile.mkdtemp(dir=self._scratch))
+        fetched, digest = restore(directory, self._root.store_url, self._settings)
+        self._seen(directory, digest)
+        self.fetched.append(fetched)
+        return fetched.seconds
+
+    def _seen(self, directory: Path, digest: str) -> None:
+        self.digests.add(digest)
+        shutil.rmtree(directory)
 
 
 def main() -> None:
@@ -172,6 +233,7 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=1_000_000, help="how many puts (1000000)")
     parser.add_argument("--keys", type=int, default=200_000, help="of how many keys (200000)")
     parser.add_argument("--segment", type=int, default=256 << 10, help="bytes of a file of the log (262144)")
+    parser.add_argument("--rounds", type=int, default=3, help="restores of either kind; the median counts (3)")
     arguments = parser.parse_args()
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_directory(arguments.dir))
@@ -185,12 +247,16 @@ def main() -> None:
         place = find_engine(url, **settings)
         with place.open() as opened:
             log_bytes = sum(info.size for info in opened.objects.list())
-        spent = compact_and_collect(place, server.pid)
+        spark = tidelog.spark_session("bench", "local[2]")
+        stack.callback(spark.stop)
+        spent = compact_and_collect(spark, place, server.pid)
         jobs = spent.wall
         with place.open() as opened:
             stored = log_bytes + sum(info.size for info in opened.objects.list())
-        compacted, compacted_digest = restore(scratch / "compacted", url, settings)
-    assert digest == raw_digest == compacted_digest, "the engines are not the same"
+        restores = Restores(spark, place, scratch, settings, spent, server.pid)
+        restored = alternate({"tidelog": restores.by_job, "the library": restores.by_library}, arguments.rounds)
+    assert restores.digests == {digest} == {raw_digest}, "the engines are not the same"
+    compacted = min(restores.fetched, key=lambda one: one.seconds)
     entries = f"{arguments.entries:,} entries"
     figures = [
         at_least(
@@ -206,6 +272,15 @@ def main() -> None:
             f"from the raw log {raw.objects}",
             raw.objects / compacted.objects,
             5,
+        ),
+        compared(
+            f"restore of {entries}, compacted, by two workers",
+            restored,
+            "the library",
+            1,
+            unit=" s",
+            digits=1,
+            smaller_is_better=True,
         ),
         *(
             at_most(
@@ -228,7 +303,8 @@ def main() -> None:
         ),
     ]
     shown = {name: {**asdict(one), "keys": len(one.keys)} for name, one in (("raw", raw), ("compacted", compacted))}
-    report("engine_pipeline", figures, {**shown, "jobs_s": spent.wall, "jobs_cpu_s": spent.cpu}, as_json=arguments.json)
+    details = {**shown, "jobs_s": spent.wall, "jobs_cpu_s": spent.cpu, "jobs_memory_mib": spent.memory}
+    report("engine_pipeline", figures, details, as_json=arguments.json)
 
 
 if __name__ == "__main__":

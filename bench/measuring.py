@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
@@ -201,6 +202,42 @@ def cpu_seconds(*excluded: int) -> float:
         added = {pid for pid, parent in parents.items() if parent in added and pid not in excluded}
         wanted |= added
     return sum(ticks[pid] for pid in wanted if pid in ticks) / os.sysconf("SC_CLK_TCK")
+
+
+def _processes(*excluded: int) -> dict[str, list[Path]]:
+    """What /proc has of this process and those that it started, by what they are; without those that are named."""
+    parents, names = dict[int, int](), dict[int, str]()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            lines = dict(line.split(":", 1) for line in (entry / "status").read_text().splitlines())
+            parents[int(entry.name)], names[int(entry.name)] = int(lines["PPid"]), lines["Name"].strip()
+    found: dict[str, list[Path]] = {"driver": [], "java": [], "worker": []}
+    ours, added = set[int](), {os.getpid()}
+    while added:
+        ours |= added
+        added = {pid for pid, parent in parents.items() if parent in added and pid not in excluded}
+    for pid in ours:
+        kind = "driver" if pid == os.getpid() else "java" if names.get(pid) == "java" else "worker"
+        found[kind].append(Path(f"/proc/{pid}"))
+    return found
+
+
+def forget_most_memory(*excluded: int) -> None:
+    """Processes begin to count again from what they hold now."""
+    for entry in chain.from_iterable(_processes(*excluded).values()):
+        with contextlib.suppress(OSError):
+            (entry / "clear_refs").write_text("5")
+
+
+def most_memory(*excluded: int) -> dict[str, int]:
+    """The most MiB that the driver, Java and the largest worker have held since then."""
+    most = dict[str, int]()
+    for kind, entries in _processes(*excluded).items():
+        for entry in entries:
+            with contextlib.suppress(OSError, KeyError):
+                lines = dict(line.split(":", 1) for line in (entry / "status").read_text().splitlines())
+                most[kind] = max(most.get(kind, 0), int(lines["VmHWM"].split()[0]) >> 10)
+    return most
 
 
 def percentile(sorted_values: Sequence[float], percent: float) -> float:

@@ -159,7 +159,8 @@ def read_rows(spark: SparkSession, root: Path, size: int, count: int, rounds: in
     found = medians(rounds, work)
     target = 0.7 if size <= SMALL_BYTES else 0.9
     figures = [compared(f"read {size} B rows, of Parquet", found, "parquet", count, target)]
-    figures.append(compared(f"read {size} B rows, of a source that has them ready", found, "ready", count, 0.7))
+    target = 0.7 if size <= SMALL_BYTES else 0.95
+    figures.append(compared(f"read {size} B rows, of a source that has them ready", found, "ready", count, target))
     if "tuples" in found:
         figures.append(compared(f"read {size} B rows, of a source of tuples", found, "tuples", count, 3.0))
     return figures
@@ -180,7 +181,7 @@ def write_rows(spark: SparkSession, root: Path, size: int, count: int, rounds: i
         shutil.rmtree(target)
 
     found = medians(rounds, {"tidelog": to_topic, "parquet": to_parquet})
-    return [compared(f"write {size} B rows, of Parquet", found, "parquet", count, 0.5)]
+    return [compared(f"write {size} B rows, of Parquet", found, "parquet", count, 0.6)]
 
 
 def compared(what: str, seconds: dict[str, float], peer: str, count: int, target: float) -> Figure:

@@ -21,15 +21,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import obstore
-from measuring import at_least, cpu_seconds, parser_for, report, scratch_directory, settle
+from measuring import (
+    at_least,
+    cpu_seconds,
+    forget_most_memory,
+    most_memory,
+    parser_for,
+    report,
+    scratch_directory,
+    settle,
+)
 from pyspark.sql import SparkSession
 
 import tidelog
@@ -59,51 +67,15 @@ class Spent:
     memory: dict[str, int] = field(default_factory=dict)
 
 
-def processes(server: S3Server) -> dict[str, list[Path]]:
-    """This process and those that it started, but for the server: what /proc has of them, by what they are."""
-    parents, names = dict[int, int](), dict[int, str]()
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError, ValueError, KeyError):
-            lines = dict(line.split(":", 1) for line in (entry / "status").read_text().splitlines())
-            parents[int(entry.name)], names[int(entry.name)] = int(lines["PPid"]), lines["Name"].strip()
-    found: dict[str, list[Path]] = {"driver": [], "java": [], "worker": []}
-    ours, added = set[int](), {os.getpid()}
-    while added:
-        ours |= added
-        added = {pid for pid, parent in parents.items() if parent in added and pid != server.pid}
-    for pid in ours:
-        kind = "driver" if pid == os.getpid() else "java" if names.get(pid) == "java" else "worker"
-        found[kind].append(Path(f"/proc/{pid}"))
-    return found
-
-
-def forget_most_memory(server: S3Server) -> None:
-    """Processes begin to count again from what they hold now."""
-    for entry in chain.from_iterable(processes(server).values()):
-        with suppress(OSError):
-            (entry / "clear_refs").write_text("5")
-
-
-def most_memory(server: S3Server) -> dict[str, int]:
-    """The most MiB that the driver, Java and the largest worker have held since then."""
-    most = dict[str, int]()
-    for kind, entries in processes(server).items():
-        for entry in entries:
-            with suppress(OSError, KeyError):
-                lines = dict(line.split(":", 1) for line in (entry / "status").read_text().splitlines())
-                most[kind] = max(most.get(kind, 0), int(lines["VmHWM"].split()[0]) >> 10)
-    return most
-
-
 @contextmanager
 def spent(server: S3Server) -> Iterator[Spent]:
     """What is spent within."""
     settle()
-    forget_most_memory(server)
+    forget_most_memory(server.pid)
     found, cpu, both, begin = Spent(), cpu_seconds(server.pid), cpu_seconds(), time.perf_counter()
     yield found
     found.wall, found.cpu = time.perf_counter() - begin, cpu_seconds(server.pid) - cpu
-    found.server_cpu, found.memory = cpu_seconds() - both - found.cpu, most_memory(server)
+    found.server_cpu, found.memory = cpu_seconds() - both - found.cpu, most_memory(server.pid)
 
 
 def fill(directory: Path, megabytes: int, object_bytes: int) -> None:

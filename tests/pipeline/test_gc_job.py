@@ -135,6 +135,16 @@ def test_what_is_left_over_goes_and_what_is_named_stays(spark: SparkSession, pla
     assert place.messages() == 40
 
 
+def test_gc_says_why_there_is_nothing_to_remove(spark: SparkSession, place: Place) -> None:
+    """All of it is in use, or what was found has to stay for now; when a plan is applied, too."""
+    plan, shown = plan_gc(spark, place.root)
+    in_use = "everything of 2 topics in the store is in use: a catalog, a compaction or a snapshot names it"
+    assert shown.notes == apply_gc(spark, place.root, plan).notes == (in_use,)
+    replaced = place.compact()
+    _, shown = plan_gc(spark, place.root)
+    assert shown.notes[-1] == f"what was found stays: {len(replaced)} recent"
+
+
 def test_a_plan_that_has_grown_old_removes_nothing_that_is_needed(spark: SparkSession, place: Place) -> None:
     """Between plan and apply another owner came: each thing is looked at again, and stays with the reason told."""
     orphan = place.leave_orphan()

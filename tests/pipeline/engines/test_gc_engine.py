@@ -180,6 +180,14 @@ def test_what_compactions_have_left_behind_goes_and_the_engine_is_whole() -> Non
     assert_whole(node)
 
 
+def test_gc_of_an_engine_says_why_there_is_nothing_to_remove() -> None:
+    """All of it is in use, or what was found has to stay for now."""
+    node = grown()
+    carry_out_of(node, plan(node)[0])
+    in_use = "everything of the engine in the store is in use: a catalog, a compaction or a snapshot names it"
+    assert plan(node)[1].notes == (in_use,)
+
+
 def test_what_was_just_superseded_waits_for_its_time() -> None:
     """Whoever reads the files of the compaction before has an hour for it, unless told otherwise."""
     node = grown()

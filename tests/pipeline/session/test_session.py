@@ -148,6 +148,27 @@ def test_a_failing_write_is_told_once(spark: SparkSession, shop: Path, capfd: py
     assert_not_printed(capfd, "has no value")
 
 
+STOPPED_EARLY = """
+import sys, tidelog
+spark = tidelog.spark_session("limits", "local[2]")
+frame = spark.read.format("tidelog").options(root=sys.argv[1], subscribe="shop/orders", minPartitions=4).load()
+frame.select("offset").show(2)
+print(frame.limit(3).count(), len(frame.take(1)))
+spark.stop()
+"""
+
+
+def test_limit_that_ends_a_reading_early_is_quiet(tmp_path: Path) -> None:
+    """`show`, `limit` and `take` print what was asked for; that workers had more to give is nobody's error."""
+    with tidelog.open(tmp_path / "data") as log:
+        log.topic(TOPIC).append_many([b"x" * 4096] * 8000)
+    command = [sys.executable, "-c", STOPPED_EARLY, str(tmp_path / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "only showing top 2 rows" in done.stdout
+    assert done.stdout.endswith("3 1\n")
+
+
 def assert_not_printed(capfd: pytest.CaptureFixture[str], *texts: str) -> None:
     """Spark prints from threads of its own; what it still has to say about another test does not count."""
     time.sleep(0.2)

@@ -6,11 +6,14 @@ the input, the data or the store is said by the message alone; the traceback of 
 Invariants
 - Only errors of tidelog lose their traceback, and only in a worker of Spark, which ends after it has reported one.
 - A stream that cannot be read says so itself: Spark covers an error of `streamReader` with one of its own.
+- A limit that ends a reading early (`show`, `take`) is no error, and nothing is printed: Spark closes the pipe to a
+  worker that has more rows, and its worker's main loop, which finds that out, is about to print a traceback.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -40,7 +43,9 @@ def told_in_one_line(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def told_rows(batches: Iterator[Any]) -> Iterator[Any]:
-    """The same for what a task reads."""
+    """The same for what a task reads; see the head of the module for what else it keeps quiet."""
+    if is_worker() and not isinstance(sys.stderr, _WithoutBrokenPipes):
+        sys.stderr = _WithoutBrokenPipes(sys.stderr.buffer, sys.stderr.encoding, line_buffering=True)
     try:
         yield from batches
     except TidelogError as error:
@@ -52,6 +57,19 @@ def hide_traceback(error: TidelogError) -> None:
     """Has this process, if it is a worker of Spark, report nothing but messages: the next one is its last."""
     if not isinstance(error, InternalError) and is_worker():
         os.environ[_HIDES_TRACEBACKS] = "1"
+
+
+class _WithoutBrokenPipes(io.TextIOWrapper):
+    """Standard error without what the main module says of a pipe that was closed at the other end."""
+
+    def write(self, text: str) -> int:
+        return len(text) if _is_broken_pipe_of_main(sys.exception()) else super().write(text)
+
+
+def _is_broken_pipe_of_main(error: BaseException | None) -> bool:
+    if not isinstance(error, BrokenPipeError | ConnectionResetError) or error.__traceback__ is None:
+        return False
+    return error.__traceback__.tb_frame.f_globals.get("__name__") == "__main__"
 
 
 def is_worker() -> bool:
