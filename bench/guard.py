@@ -3,7 +3,7 @@
 Instructions are counted by valgrind, which is the same on a busy machine as on a quiet one. Each operation is run so
 many times and twice as many times: the difference is what it costs, without the start of Python. What is counted is
 compared with `guard.json`, which has figures for a version of Python: 15 % more fails. Where there are none for this
-version, or no valgrind, that is said, and nothing fails.
+version, or no valgrind, that is said, and nothing fails; without valgrind in CI (`CI=true`) it does.
 
 Instructions do not see a thread that sleeps. So the median of appends is held against a copy of memory in the same
 process, in alternating rounds, of which the best counts: more than five times what is written down fails.
@@ -183,7 +183,8 @@ def main() -> int:
     print(
         json.dumps({"python": VERSION, **found, "told": told}, indent=2) if arguments.json else "\n".join(told) or "ok"
     )
-    return 1 if told else 0
+    is_blind = not has_valgrind and os.environ.get("CI") == "true"
+    return 1 if told or is_blind else 0
 
 
 if __name__ == "__main__":

@@ -44,8 +44,6 @@ PROGRAMS = Path(_find_spark_home(), "bin")
 ENVIRONMENT = {**os.environ, "JDK_JAVA_OPTIONS": JAVA_OPTIONS, "PYSPARK_PYTHON": sys.executable}
 STEPS = {"ship", "compact", "verify", "table", "totals", "checkpoint", "digest", "gc", "report"}
 
-pytestmark = pytest.mark.long
-
 
 @pytest.fixture
 def declared(tmp_path: Path) -> Path:
@@ -228,6 +226,7 @@ def add_work(directory: Path, last_seq: int) -> int:
     return many[-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(PARTS))
 def test_pipeline_that_is_hit_in_any_way_goes_on_where_it_was(
     declared_in_s3: Path, s3_server: S3Server, part: int
@@ -271,6 +270,7 @@ def check_done_once(file: Path, store: str, messages: int, last_seq: int) -> Non
     assert found[0] == last_seq
 
 
+@pytest.mark.long
 def test_pipeline_runs_on_a_cluster_by_command_and_by_submit(declared: Path, tmp_path: Path) -> None:
     """Executors that have never heard of tidelog; spark-submit gives master and settings."""
     (tmp_path / "servers").mkdir()
@@ -282,6 +282,7 @@ def test_pipeline_runs_on_a_cluster_by_command_and_by_submit(declared: Path, tmp
     assert len(reports_of(declared)) == totals(declared) == 2
 
 
+@pytest.mark.long
 def test_pipeline_runs_through_spark_connect(declared: Path, tmp_path: Path) -> None:
     """The server has the session; nothing of Java is started here."""
     (tmp_path / "servers").mkdir()
@@ -290,13 +291,16 @@ def test_pipeline_runs_through_spark_connect(declared: Path, tmp_path: Path) -> 
     assert {(step["step"], step["status"]) for step in report["steps"]} == {(name, "done") for name in STEPS}
 
 
-def test_declarative_pipelines_of_spark_keep_tables_over_topics(declared: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("counts", [(MESSAGES,), pytest.param((MESSAGES, MESSAGES + 5), marks=pytest.mark.long)])
+def test_declarative_pipelines_of_spark_keep_tables_over_topics(tmp_path: Path, counts: tuple[int, ...]) -> None:
     """The example: a streaming table and a materialized view; a second run takes only what came since the first."""
+    with tidelog.open(tmp_path / "data") as log:
+        log.topic("shop/orders").append_many([b'{"id": %d}' % number for number in range(MESSAGES)], sync=True)
     shutil.copytree(ROOT / "examples" / "spark_pipelines", tmp_path / "declarative")
     spec = tmp_path / "declarative" / "spark-pipeline.yml"
     spec.write_text(spec.read_text("utf-8").replace("/var/lib/tidelog/spark-pipelines", str(tmp_path / "storage")))
     environment = ENVIRONMENT | {"TIDELOG_ROOT": str(tmp_path / "data")}
-    for count in (MESSAGES, MESSAGES + 5):
+    for count in counts:
         if count > MESSAGES:
             with tidelog.open(tmp_path / "data") as log:
                 log.topic("shop/orders").append_many([b"later"] * 5, sync=True)
@@ -312,6 +316,7 @@ def test_declarative_pipelines_of_spark_keep_tables_over_topics(declared: Path, 
         assert pq.read_table(view).column("count").to_pylist() == [count]
 
 
+@pytest.mark.long
 def test_guide_to_sql_is_followed_without_python(tmp_path: Path) -> None:
     """By `spark-sql` and `spark-pipelines` alone: a table, an insert, a view, a copy, an engine, a stream."""
     with tidelog.open_engine(tmp_path / "node", store=(tmp_path / "engine").as_uri()) as engine:
