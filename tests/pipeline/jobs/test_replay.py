@@ -255,3 +255,9 @@ def test_files_that_cannot_be_read_are_told_as_such(
         assert problem in told
         assert "Py4J" not in told
         assert "\tat " not in told
+
+
+def test_rows_that_cannot_be_loaded_are_an_error_of_ours(spark: SparkSession, tmp_path: Path) -> None:
+    """A run that tries again what may pass goes by the class of an error: that of `load()` is not Spark's."""
+    with pytest.raises(NotFoundError, match="there is no such directory"):
+        read_rows(spark, find_root((tmp_path / "nowhere").as_uri()), {"shop/orders": (0, 1)})

@@ -15,7 +15,7 @@ from tidelog.errors import NotFoundError, NotSupportedError
 from tidelog.log.frame import Frames
 from tidelog.log.repair import is_lost
 from tidelog.pipeline.address import Root
-from tidelog.pipeline.jobs.job import NO_ROWS, Totals, sum_text
+from tidelog.pipeline.jobs.job import NO_ROWS, Totals, sum_text, told_in_our_words
 from tidelog.pipeline.location import TopicLocation
 from tidelog.pipeline.source.arrow import frames_of
 from tidelog.topics.columns import frames_digest
@@ -50,7 +50,8 @@ def read_rows(
     }
     for name, value in given.items():
         reader = reader.option(name, str(value))
-    return reader.load()
+    with told_in_our_words("the messages cannot be read"):
+        return reader.load()
 
 
 def root_options(root: Root) -> dict[str, str]:
