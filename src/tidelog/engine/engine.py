@@ -299,8 +299,7 @@ class Engine(EnginePrefetch, ChangeCalls, GarbageCalls, CompactionCalls, ClosedA
         if isinstance(cold, SharedStore):
             self._placed = cold.place
             self._is_placed_elsewhere = True
-        # The log in a store that another replica ships has other LSNs than the one here.
-        self._change_log = Lazy(lambda: ChangeLog(core, None if follows else reader, standing))
+        self._change_log = Lazy(lambda: ChangeLog(core, reader, standing, follows=follows))
         self._transactions = transactions = Lazy(Transactions, Transactions.close)
         self._tasks = Lazy(lambda: TaskThreads(core.settings.cold_read_threads), TaskThreads.close)
         self._unsettled: list[tuple[list[tuple[int, Carried]], list[Result]]] = []

@@ -17,11 +17,13 @@ from tests.engine.stations import DIRECTORY, new_store
 
 import tidelog
 from tidelog.clock import ManualClock
-from tidelog.engine.entry import CopyObject, CreateBucket, DeleteObject, PutObject
+from tidelog.engine.changes import Change
+from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteObject, PutObject, operations
 from tidelog.errors import (
     ConflictError,
     DataError,
     FencedError,
+    GapError,
     NotSupportedError,
     OffsetOutOfRangeError,
     StoreUnavailableError,
@@ -208,6 +210,58 @@ def test_large_values_are_shared_too() -> None:
         one.close()
 
 
+def test_changes_of_a_follower_are_those_of_the_owner() -> None:
+    """Whatever its disk has let go of: the rest comes from the store, where the log has other LSNs."""
+    log, replicas = group(3, large_value_bytes=1024)
+    owner, first, second = replicas
+    log.add([(1, CreateBucket("b")), *put(60), *put(6, first_seq=70, size=5000)])
+    log.add([(80, Batch([PutObject("b", "x", b"x" * 300), PutObject("b", "y", b"y" * 300)]))])
+    log.add([(81, PutObject("b", "x", b"refused", if_absent=True))])
+    everywhere(log, replicas)
+    expected = changes_of(owner, 1)
+    assert [seq for seq, _, _ in expected] == [seq for seq, _ in log.entries]
+    feed = first.engine.changes(with_values=True)
+    begun = [resolved(next(feed)) for _ in range(5)]
+    for _ in range(3):  # its log has more records than the owner's
+        first.engine.update_low_water_mark(log.last_seq)
+        first.engine.create_checkpoint()
+    ship_and_evict(replicas)
+    assert first.core.wal.first_lsn > 1
+    assert begun + [resolved(one) for one in feed] == expected
+    for one in replicas:
+        for start_seq in (1, 30, 70, 80, 81, 82):
+            assert changes_of(one, start_seq) == [each for each in expected if each[0] >= start_seq]
+    follower_only = [(90, PutObject("b", "lost", b"l" * 300))]
+    second.engine.apply_many(follower_only)
+    log.add([(90, PutObject("b", "won", b"w" * 300))])
+    for one in (owner, first):
+        log.drive(one, 90)
+        one.engine.update_low_water_mark(90)
+        one.engine.ship()
+    second.engine.ship()
+    (last,) = changes_of(second, 82)
+    assert last[1] == follower_only[0][1]  # what the store has of this seq is not what was applied here
+    assert changes_of(second, 1)[-1] == last
+    assert changes_of(first, 1) == changes_of(owner, 1)
+    for one in replicas:
+        one.close()
+
+
+def resolved(change: Change) -> tuple[int, Any, Any]:
+    """A change with the data of large values."""
+    parts = [
+        PutObject(part.bucket, part.key, b"".join(part.data), part.metadata)
+        if isinstance(part, PutObject) and not isinstance(part.data, bytes)
+        else part
+        for part in operations(change.entry)
+    ]
+    return change.seq, Batch(parts) if isinstance(change.entry, Batch) else parts[0], change.result
+
+
+def changes_of(one: Replica, start_seq: int) -> list[tuple[int, Any, Any]]:
+    return [resolved(change) for change in one.engine.changes(start_seq, with_values=True)]
+
+
 def test_follower_works_while_the_store_is_away() -> None:
     """It opens, applies and reads what is on its disk; only cold values are out of reach."""
     log, (owner, follower) = group(2)
@@ -253,13 +307,30 @@ class Play:
         self._steps = [self.add, self.add, self.add, self.drive, self.drive, self.finish_some]
         self._steps += [self.ship, self.ship, self.settle, self.settle, self.settle, self.kill, self.kill, self.cut]
         self._steps += [self.take_over, self.collect, self.move_values, self.compact, self.copy_some, self.copy_some]
-        self.moved_values = self.compactions = 0
+        self.moved_values = self.compactions = self.checked_changes = 0
 
     def step(self) -> None:
         one = self.choose.choice(self.replicas)
         self.choose.choice(self._steps)(one)
         assert sum(not each.engine.is_follower for each in self.replicas) == 1
         self.log.check(one, [self.choose.randint(0, self.log.last_seq + 1)])
+        self.check_changes(one)
+
+    def check_changes(self, one: Replica) -> None:
+        """Its feed has the entries that it has applied, unless the store has no log of theirs any more."""
+        start_seq = self.choose.randint(1, one.engine.applied_seq + 1)
+        with_values = self.replicas[0].settings.keep_versions is None  # else some are gone
+        try:
+            found = [resolved(each) for each in one.engine.changes(start_seq, with_values=with_values)]
+        except GapError:
+            assert self.compactions or self.moved_values
+            return
+        applied = {seq: entry for seq, entry in self.log.entries if start_seq <= seq <= one.engine.applied_seq}
+        assert [seq for seq, _, _ in found] == list(applied)
+        for seq, entry, result in found:
+            if with_values and result.status != "refused":
+                assert list(operations(entry)) == list(operations(applied[seq]))
+        self.checked_changes += len(found)
 
     def end(self) -> None:
         """What did not happen by chance happens now, and then the owner changes."""
@@ -273,6 +344,7 @@ class Play:
         else:  # then there may be no compaction: the log of versions that were removed is gone
             assert self.moved_values
         self.check_all()
+        assert self.checked_changes
         for one in self.replicas:
             self.log.drive(one, self.log.last_seq)
             self.log.check(one, [self.log.low_water_mark])
