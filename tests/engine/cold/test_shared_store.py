@@ -14,6 +14,7 @@ from tests.engine.compacting import compact_by_hand
 from tests.engine.engines import RandomEntries
 from tests.engine.replica_group import Log, Replica, settings_of
 from tests.engine.stations import DIRECTORY, new_store
+from tests.log.workbench import wait_until
 
 import tidelog
 from tidelog.clock import ManualClock
@@ -206,6 +207,49 @@ def test_large_values_are_shared_too() -> None:
     log.check(follower, [5])
     follower.take_over()
     log.check(follower, [5])
+    for one in replicas:
+        one.close()
+
+
+@pytest.mark.parametrize("settings", [{}, {"wal_compression": "zstd"}, {"large_value_bytes": 1024}])
+def test_values_come_back_to_the_disk_of_a_follower(settings: dict[str, Any]) -> None:
+    """Those that are read a second time, or prefetched; scans of small ones bring none. They are read without the store
+    then, and after a reopen too.
+    """
+    log, replicas = group(2, cold_cache_bytes=0, **settings)
+    owner, follower = replicas
+    log.add([(1, CreateBucket("b")), *put(38, size=1500), (100, CopyObject("b", "k9", "b", "copy"))])
+    everywhere(log, replicas)
+    ship_and_evict(replicas)
+    for _ in range(0 if "large_value_bytes" in settings else 2):
+        assert len(list(follower.engine.scan("b", with_values=True))) == 39
+    store = owner.objects
+    assert isinstance(store, FaultyStore)
+    reader, tiers = follower.shared.reader, []
+    for _ in range(3):
+        tiers.append(follower.engine.read("b", "k3").tier)
+        wait_until(lambda: not reader._coming, "a large value comes back in the background")
+    assert tiers == ["cold", "cold", "hot"]
+    assert follower.engine.read("b", "copy").data == log.model.at(100)["b"].objects["k9"].data
+    report = follower.engine.prefetch("b", "k1")
+    assert (report.objects, report.already_here, report.left_out) == (10, 0, 0)
+    cold = follower.engine.statistics().cold
+    assert cold is not None
+    assert cold.disk_cache is not None
+    assert cold.disk_cache.values == 11
+    follower.engine.close()
+    follower.open_shared()
+    store.fail("*", times=None)
+    for key in ("k3", *(f"k{number}" for number in range(10, 20))):
+        found = follower.engine.read("b", key)
+        assert (found.tier, follower.engine.stat("b", key).tier) == ("hot", "hot")
+        assert found.data == log.model.at(100)["b"].objects[key].data
+    with pytest.raises(StoreUnavailableError):
+        follower.engine.read("b", "k20")
+    store.heal()
+    log.check(follower, [30])
+    follower.take_over()
+    log.check(follower, [30])
     for one in replicas:
         one.close()
 

@@ -158,7 +158,7 @@ class SeqIndex:
                 self._learned_lsn = frames.next_offset
 
     def learn_disk(self, stop_lsn: int, first_lsn: int) -> None:
-        """As `learn`; forgets what is no longer on the disk, which begins at `first_lsn`. What has left it unread is not
+        """As `learn`; forgets what is no longer on the disk, which begins at `first_lsn`. What left it unread is not
         missed.
         """
         with self._mutex:
