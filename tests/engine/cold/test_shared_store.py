@@ -19,7 +19,10 @@ from tests.log.workbench import wait_until
 import tidelog
 from tidelog.clock import ManualClock
 from tidelog.engine.changes import Change
+from tidelog.engine.core import PAGES, WAL
 from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteObject, PutObject, operations
+from tidelog.engine.recovery.checkpoint import MASTER
+from tidelog.engine.recovery.takeover import TAKEOVER, commit_takeover, finish_takeover
 from tidelog.errors import (
     ConflictError,
     DataError,
@@ -33,6 +36,7 @@ from tidelog.errors import (
 from tidelog.testing import Crash, FaultyStore, World
 
 WAIT_SECONDS = 60.0
+EXCHANGED = (MASTER, PAGES, f"{WAL}/one")
 
 
 def group(count: int, store: FaultyStore | None = None, **settings: Any) -> tuple[Log, list[Replica]]:
@@ -524,6 +528,29 @@ def test_takeover_that_is_cut_anywhere_loses_nothing() -> None:
         finish(found, copy.deepcopy(log))
         crash_at += every(9)
     assert roles == {True, False}
+
+
+def test_exchange_of_a_takeover_that_is_cut_anywhere_is_finished() -> None:
+    """With what was not synced lost, the directory holds the replica's files or those of the copy, all of them."""
+    world = World()
+    files = world.files("b")
+    for directory, data in ((DIRECTORY, b"old"), (DIRECTORY / TAKEOVER, b"new")):
+        files.make_directories(directory / WAL)
+        for name in EXCHANGED:
+            files.write_atomically(directory / name, data)
+    died, crash_at, found = True, 1, set[bytes]()
+    while died:
+        cut = world.after_crash("keep", crash_at=crash_at)
+        with contextlib.suppress(Crash):
+            commit_takeover(cut.files("b"), DIRECTORY)
+        died = cut.crashed
+        left = cut.after_crash("lose").files("b")
+        finish_takeover(left, DIRECTORY)
+        (data,) = {left.read(DIRECTORY / name) for name in EXCHANGED}
+        found.add(data)
+        assert data == b"old" or left.list(DIRECTORY) == sorted((MASTER, PAGES, WAL))
+        crash_at += 1
+    assert found == {b"old", b"new"}
 
 
 def replica_in(world: World, name: str) -> Replica:
