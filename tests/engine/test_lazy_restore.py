@@ -15,8 +15,11 @@ from tests.engine.model import Model
 from tests.log.workbench import LIMIT_SECONDS
 
 import tidelog
-from tidelog.engine.recovery.restore import RestoreProgress
-from tidelog.errors import ClosedError, ConfigError, DataError, HeldError, InputError
+from tidelog.engine.engine import Engine
+from tidelog.engine.reader import EngineReader
+from tidelog.engine.recovery.restore import OnProgress, RestoreProgress
+from tidelog.engine.restoring import RestoringEngine
+from tidelog.errors import ClosedError, ConfigError, DataError, HeldError, InputError, StoreUnavailableError
 
 SETTINGS: dict[str, Any] = {"rotate_max_bytes": "64KiB", "buffer_pool_bytes": 1 << 20}
 
@@ -152,6 +155,59 @@ def test_lazy_restore_that_cannot_begin_is_refused_at_once(lost: Lost) -> None:
         pytest.raises(HeldError),
     ):
         lost.restore()
+
+
+def test_lazy_restore_begins_while_its_reader_is_opened(lost: Lost) -> None:
+    """The disk is filled from the first moment on; a restore that is quicker than the reader is what answers."""
+    has_begun, is_done = Event(), Event()
+
+    def restore(on_progress: OnProgress) -> Engine:
+        has_begun.set()
+        engine = tidelog.restore_engine(lost.path / "new", store=lost.url, on_progress=on_progress)
+        is_done.set()
+        return engine
+
+    def open_reader() -> EngineReader:
+        assert has_begun.wait(LIMIT_SECONDS)
+        assert is_done.wait(LIMIT_SECONDS)
+        return tidelog.open_engine(store=lost.url, read_only=True)
+
+    with RestoringEngine(open_reader, restore) as restoring:
+        engine = restoring.wait(LIMIT_SECONDS)
+        assert restoring._current is engine
+        assert restoring.digest() == lost.digest
+
+
+def test_lazy_restore_ends_where_its_reader_cannot_be_opened(lost: Lost) -> None:
+    """The error is raised, and the directory takes the next attempt."""
+
+    def restore(on_progress: OnProgress) -> Engine:
+        return tidelog.restore_engine(lost.path / "new", store=lost.url, on_progress=on_progress)
+
+    def open_reader() -> EngineReader:
+        raise StoreUnavailableError("the store is away")
+
+    with pytest.raises(StoreUnavailableError, match="is away"):
+        RestoringEngine(open_reader, restore)
+    if (lost.path / "new" / "engine.json").exists():  # it was quicker, and was closed
+        with tidelog.open_engine(lost.path / "new", store=lost.url) as engine:
+            assert engine.digest() == lost.digest
+    else:
+        with lost.restore() as again:
+            assert again.wait(LIMIT_SECONDS).digest() == lost.digest
+
+
+def test_closing_a_restored_engine_leaves_what_began_before_it_came(lost: Lost, held: Held) -> None:
+    """A scan of the reader goes on; closing what `restore_engine` has returned closes that too."""
+    with lost.restore(on_progress=held) as restoring:
+        bucket = restoring.list_buckets()[0]
+        begun, expected = restoring.scan(bucket), [one.key for one in restoring.scan(bucket)]
+        first = next(begun)
+        held.may_go_on.set()
+        restoring.wait(LIMIT_SECONDS).close()
+        assert [first.key, *(one.key for one in begun)] == expected
+    with pytest.raises(ClosedError):
+        restoring._reader.digest()
 
 
 def test_lazy_restore_that_fails_later_fails_wait_and_not_reads(lost: Lost, held: Held) -> None:

@@ -149,7 +149,7 @@ class Walk:
             return node.open().engine
 
         with opened(self.store) as reader:  # the engine goes on without it
-            restoring = RestoringEngine(reader, restore)
+            restoring = RestoringEngine(lambda: reader, restore)
             seq = StoreView(self.store).manifest.high_water_mark
             assert_state(cast(Engine, restoring), node.model, seq)
             assert restoring.wait(LIMIT_SECONDS) is node.engine
