@@ -158,9 +158,9 @@ class RestoringEngine(ClosedAtExit):
         return self._reader if self._restored is None else self._restored
 
     def wait(self, timeout: float | None = None) -> Engine:
-        """Waits until the disk is filled, and the orchestrator's entries are applied; returns the engine. Close this
-        one when both are done with: that closes the engine, too, and closing the engine leaves what was begun before it
-        came. TimeoutError after so many seconds; what fails the restore is raised here.
+        """Waits until the disk is filled, and the orchestrator's entries are applied; returns the engine. Closing the
+        engine alone leaves what was begun before it came; `close` of this object ends both. TimeoutError after so many
+        seconds; what fails the restore is raised here.
         """
         return self._engine.result(timeout)
 
