@@ -279,7 +279,8 @@ def restore_engine(
     if not lazy:
         return restore(on_progress)
     restoring = _begun(loaded, restore, on_progress)
-    if claim:  # a drill's copy may be older than what a later look at the store would show
+    # A drill's copy may be older than what a later look at the store would show.
+    if claim and restoring._reader._is_behind:
         in_thread(lambda: _refresh(restoring._reader), "tidelog-engine-restore-refresh")
     return restoring
 
@@ -305,8 +306,8 @@ def _begun(
     *,
     name: str = DEFAULT_ENGINE,
 ) -> RestoringEngine:
-    reader = open_reader(msgspec.structs.replace(config, dir=None), runs_in_background=False, name=name)
-    return RestoringEngine(reader, restore, on_progress)
+    config = msgspec.structs.replace(config, dir=None)
+    return RestoringEngine(lambda: open_reader(config, runs_in_background=False, name=name), restore, on_progress)
 
 
 def _refresh(reader: EngineReader) -> None:

@@ -234,6 +234,41 @@ def test_commands_read_from_a_bucket_and_beside_the_owner(cli: Cli, store: str, 
     assert cli("engine", "ls", "--dir", "elsewhere", "--store", f"{store}-other").code == 3
 
 
+def test_store_that_is_named_is_read_whatever_the_working_directory_has(cli: Cli, store: str, tmp_path: Path) -> None:
+    """With --store, or in place of the directory; the engine in ./engine has another store, and is not asked."""
+    other = f"file://{tmp_path}/other"
+    put = json.dumps({"seq": 2, "op": "put_object", "bucket": "b", "key": "k7", "data": "other"}).encode()
+    lines = entries(1, 1) + b"\n" + put
+    assert cli("engine", "apply", "-d", "second", "--store", other, "--low-water-mark", stdin=lines).code == 0
+    assert cli("engine", "ship", "-d", "second").code == 0
+    here = cli("engine", "get", "b", "k7").out
+    assert here != b"other"
+    for command in (["get", "b", "k7"], ["stat", "b", "k7"], ["ls", "b"], ["scan", "b"], ["changes"], ["digest"]):
+        expected = cli("engine", *command, "-d", "second")
+        for named in (["--store", other], ["--dir", other], ["--store", other, "-d", other]):
+            found = cli("engine", *command, *named)
+            assert (found.code, found.err) == (0, ""), command
+            assert found.out.replace(b"cold", b"hot") == expected.out.replace(b"cold", b"hot")
+    assert cli("engine", "digest", other).out == cli("engine", "digest", "second").out
+    assert cli("engine", "get", "b", "k7", "--store", store).out == here  # its own: what is not shipped is there, too
+    assert cli("engine", "ls", "b", "--store", store, "--json").out == cli("engine", "ls", "b", "--json").out
+    refused = cli("engine", "get", "b", "k7", "-d", "engine", "--store", other)
+    assert (refused.code, "is shipped to" in refused.err) == (2, True)
+
+
+def test_url_of_a_store_is_no_directory_of_an_engine(cli: Cli, store: str, tmp_path: Path) -> None:
+    """Where a directory is needed it is refused; two stores are one too many; a key in a URL is not shown."""
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for command in (["ship", store], ["status", "-d", store], ["apply", "-d", store], ["verify", store]):
+        refused = cli("engine", *command)
+        assert (refused.code, "--store" in refused.err) == (2, True), command
+    refused = cli("engine", "ls", "-d", store, "--store", f"{store}-other")
+    assert (refused.code, "two stores" in refused.err) == (2, True)
+    refused = cli("engine", "digest", "s3://key:secret@bucket/engine")
+    assert (refused.code, "secret" in refused.err) == (2, False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
 def test_commands_beside_the_owner_of_an_engine_without_a_store_are_refused(cli: Cli, tmp_path: Path) -> None:
     """There is nothing to read from; the hint says what works."""
     with tidelog.open_engine(tmp_path / "engine") as engine:

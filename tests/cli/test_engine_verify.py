@@ -239,7 +239,7 @@ def test_a_store_that_is_away(engine: Engine, tmp_path: Path) -> None:
 
 def test_another_store_is_refused(engine: Engine) -> None:
     """An engine knows where its values are."""
-    result = engine("get", "b", "k100", "--store", "file:///somewhere")
+    result = engine("get", "b", "k100", "--dir", "engine", "--store", "file:///somewhere")
     assert (result.code, "Leave the store out" in result.err) == (2, True)
 
 

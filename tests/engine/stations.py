@@ -24,7 +24,7 @@ from tidelog.engine.cold.store_link import claim_engine
 from tidelog.engine.core import WAL, Core
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import Batch, CreateBucket, Entry, PutObject
-from tidelog.engine.recovery.restore import Restore, RestoreReport
+from tidelog.engine.recovery.restore import OnProgress, Restore, RestoreReport
 from tidelog.engine.settings import EngineSettings
 from tidelog.engine.txn.read_set import Guarded, ObjectRead
 from tidelog.fields import read_keywords
@@ -161,7 +161,9 @@ class EngineNode:
         """The engine has what the model has."""
         assert_same(self.engine, self.model, seqs)
 
-    def restore(self, objects: ObjectStore | None = None, *, take_over: bool = True) -> RestoreReport:
+    def restore(
+        self, objects: ObjectStore | None = None, *, take_over: bool = True, on_progress: OnProgress | None = None
+    ) -> RestoreReport:
         """Makes the engine anew on this node's disk, from a store; it is not open then."""
         store = self.objects if objects is None else objects
         return Restore(
@@ -174,6 +176,7 @@ class EngineNode:
             clock=self.clock,
             take_over=take_over,
             renews_lease=False,
+            on_progress=on_progress,
         ).run()
 
     def crash(self) -> None:

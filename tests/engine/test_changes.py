@@ -117,6 +117,24 @@ def test_what_has_left_the_disk_comes_from_the_store(codec: str) -> None:
         assert first + list(feed) == expected(applied), "shipping in the middle changes nothing"
 
 
+def test_what_leaves_the_disk_while_it_is_read_comes_from_the_store() -> None:
+    """A feed in the middle of the files goes on in the store; one that begins later does so behind what is gone."""
+    node = EngineNode(new_store(), local_retention_bytes=0, rotate_max_bytes=4 << 10).open()
+    applied, entries = Applied(), RandomEntries("leaving")
+    apply(node.engine, applied, entries.entries(60))
+    feed, last_seq = node.engine.changes(with_values=True), node.engine.applied_seq
+    first = [next(feed) for _ in range(3)]
+    for _ in range(2):
+        apply(node.engine, applied, entries.entries(60, node.engine.applied_seq + 1))
+        node.ship_all()
+        node.engine.create_checkpoint()
+        node.ship_all()
+    assert node.core.wal.first_lsn > 100
+    assert first + list(feed) == expected(applied, last_seq=last_seq)
+    assert list(node.engine.changes(with_values=True)) == expected(applied)
+    node.close()
+
+
 def test_a_log_without_its_beginning_says_so() -> None:
     """Nothing is skipped in silence."""
     node = EngineNode(new_store()).open()

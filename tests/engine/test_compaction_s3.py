@@ -69,7 +69,7 @@ def test_compacted_data_and_a_log_that_was_dropped(tmp_path: Path, place: Callab
     with tidelog.restore_engine(tmp_path / "b", **settings) as engine:
         assert {seq: engine.digest(seq) for seq in digests} == digests
         assert some_values(engine) == contents
-        found = engine.statistics().shipping
+        found = engine.statistics().cold
         assert found is not None
-        assert found.cold.from_compacted > 0
-        assert found.cold.requests <= 2 * found.cold.reads + 10, "the root and the footers are read once"
+        assert found.from_compacted > 0
+        assert found.requests <= 2 * found.reads + 10, "the root and the footers are read once"

@@ -31,10 +31,10 @@ METRICS = {
     "lwm_lag_seconds": "low_water_lag_seconds",
     "apply_duration_seconds": "apply_seconds",
     "hot_read_duration_seconds": "hot_read_seconds",
-    "cold_read_duration_seconds": "shipping.cold.read_seconds",
+    "cold_read_duration_seconds": "cold.read_seconds",
     "fsync_duration_seconds": "wal.sync_seconds",
-    "cold_bytes_fetched": "shipping.cold.bytes_fetched",
-    "cold_bytes_used": "shipping.cold.bytes_used",
+    "cold_bytes_fetched": "cold.bytes_fetched",
+    "cold_bytes_used": "cold.bytes_used",
 }
 
 
@@ -116,12 +116,12 @@ def test_reads_and_applies_are_timed() -> None:
             assert engine.read("b", f"k{seq:02}").tier == "cold"
         list(engine.scan("b", limit=10, with_values=True))
         after = engine.statistics()
-        assert before.shipping is not None
-        assert after.shipping is not None
-        assert after.shipping.cold.read_seconds.count == before.shipping.cold.read_seconds.count + 3
-        used = after.shipping.cold.bytes_used - before.shipping.cold.bytes_used
+        assert before.cold is not None
+        assert after.cold is not None
+        assert after.cold.read_seconds.count == before.cold.read_seconds.count + 3
+        used = after.cold.bytes_used - before.cold.bytes_used
         assert used == 13 * 1004
-        assert after.shipping.cold.bytes_fetched - before.shipping.cold.bytes_fetched >= used
+        assert after.cold.bytes_fetched - before.cold.bytes_fetched >= used
 
 
 def test_lag_of_the_low_water_mark_is_apart_from_that_of_the_store() -> None:

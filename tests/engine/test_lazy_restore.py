@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from tests.campaign import every
 from tests.engine.engines import RandomEntries, assert_state, copy_alive
 from tests.engine.list_orchestrator import ListOrchestrator
 from tests.engine.model import Model
+from tests.engine.stations import DIRECTORY, KEYS, EngineNode
 from tests.log.workbench import LIMIT_SECONDS
 
 import tidelog
-from tidelog.engine.recovery.restore import RestoreProgress
-from tidelog.errors import ClosedError, ConfigError, DataError, HeldError, InputError
+from tidelog.clock import ManualClock
+from tidelog.engine.engine import Engine
+from tidelog.engine.reader import EngineReader
+from tidelog.engine.recovery.checkpoint import MARKER, MASTER
+from tidelog.engine.recovery.restore import OnProgress, RestoreProgress
+from tidelog.engine.restoring import RestoringEngine
+from tidelog.errors import (
+    ClosedError,
+    ConfigError,
+    DataError,
+    HeldError,
+    InputError,
+    StoreUnavailableError,
+    TidelogError,
+)
+from tidelog.store.metadata.bucket import BucketMetadataStore
+from tidelog.testing import Crash, CrashPlan, History, World, cut_world_everywhere
 
 SETTINGS: dict[str, Any] = {"rotate_max_bytes": "64KiB", "buffer_pool_bytes": 1 << 20}
 
@@ -154,6 +173,59 @@ def test_lazy_restore_that_cannot_begin_is_refused_at_once(lost: Lost) -> None:
         lost.restore()
 
 
+def test_lazy_restore_begins_while_its_reader_is_opened(lost: Lost) -> None:
+    """The disk is filled from the first moment on; a restore that is quicker than the reader is what answers."""
+    has_begun, is_done = Event(), Event()
+
+    def restore(on_progress: OnProgress) -> Engine:
+        has_begun.set()
+        engine = tidelog.restore_engine(lost.path / "new", store=lost.url, on_progress=on_progress)
+        is_done.set()
+        return engine
+
+    def open_reader() -> EngineReader:
+        assert has_begun.wait(LIMIT_SECONDS)
+        assert is_done.wait(LIMIT_SECONDS)
+        return tidelog.open_engine(store=lost.url, read_only=True)
+
+    with RestoringEngine(open_reader, restore) as restoring:
+        engine = restoring.wait(LIMIT_SECONDS)
+        assert restoring._current is engine
+        assert restoring.digest() == lost.digest
+
+
+def test_lazy_restore_ends_where_its_reader_cannot_be_opened(lost: Lost) -> None:
+    """The error is raised, and the directory takes the next attempt."""
+
+    def restore(on_progress: OnProgress) -> Engine:
+        return tidelog.restore_engine(lost.path / "new", store=lost.url, on_progress=on_progress)
+
+    def open_reader() -> EngineReader:
+        raise StoreUnavailableError("the store is away")
+
+    with pytest.raises(StoreUnavailableError, match="is away"):
+        RestoringEngine(open_reader, restore)
+    if (lost.path / "new" / "engine.json").exists():  # it was quicker, and was closed
+        with tidelog.open_engine(lost.path / "new", store=lost.url) as engine:
+            assert engine.digest() == lost.digest
+    else:
+        with lost.restore() as again:
+            assert again.wait(LIMIT_SECONDS).digest() == lost.digest
+
+
+def test_closing_a_restored_engine_leaves_what_began_before_it_came(lost: Lost, held: Held) -> None:
+    """A scan of the reader goes on; closing what `restore_engine` has returned closes that too."""
+    with lost.restore(on_progress=held) as restoring:
+        bucket = restoring.list_buckets()[0]
+        begun, expected = restoring.scan(bucket), [one.key for one in restoring.scan(bucket)]
+        first = next(begun)
+        held.may_go_on.set()
+        restoring.wait(LIMIT_SECONDS).close()
+        assert [first.key, *(one.key for one in begun)] == expected
+    with pytest.raises(ClosedError):
+        restoring._reader.digest()
+
+
 def test_lazy_restore_that_fails_later_fails_wait_and_not_reads(lost: Lost, held: Held) -> None:
     """Records are damaged that the restore needs; what was read from the store before is still answered."""
     with lost.restore(on_progress=held) as restoring:
@@ -165,6 +237,70 @@ def test_lazy_restore_that_fails_later_fails_wait_and_not_reads(lost: Lost, held
             restoring.wait(LIMIT_SECONDS)
         assert not restoring.is_restored
         assert restoring.digest() == digest
+
+
+@pytest.mark.deeper
+def test_lazy_restore_that_is_cut_anywhere_is_begun_again() -> None:
+    """Whichever change of disk or store is the last one: reads are right until then, and the next restore, or opening
+    where it was complete, has everything and goes on shipping.
+    """
+    past = World(clock=ManualClock())
+    with node_in(past, "a").open() as lost:
+        lost.apply(50)
+        lost.ship_all()
+        lost.engine.create_checkpoint()
+        lost.apply(50)
+        lost.ship_all()
+        model = lost.model
+    seen: set[bool] = set()
+
+    def check(world: World, history: History) -> None:
+        files = world.files("b")
+        is_complete = files.exists(DIRECTORY / MASTER) and not files.exists(DIRECTORY / MARKER)
+        seen.add(is_complete)
+        restore_and_go_on(world, model, is_complete=is_complete)
+
+    cut_world_everywhere(
+        lambda world, history: restore_and_go_on(world, model),
+        check,
+        CrashPlan(every=every(13), grace_seconds=0.05),
+        start=lambda crash_at: past.after_crash("keep", crash_at=crash_at),
+    )
+    assert seen == {False, True}
+
+
+def node_in(world: World, name: str) -> EngineNode:
+    assert isinstance(world.clock, ManualClock)
+    return EngineNode(world.store, name=name, files=world.files(name), clock=world.clock)
+
+
+def restore_and_go_on(world: World, model: Model, *, is_complete: bool = False) -> None:
+    """A node restores the engine lazily, reads it meanwhile, and goes on with it."""
+    node, last_seq = node_in(world, "b"), model.applied_seq
+    node.model = copy.deepcopy(model)
+
+    def restore(on_progress: OnProgress) -> Engine:
+        if not is_complete:
+            node.restore(on_progress=on_progress)
+        return node.open().engine
+
+    def open_reader() -> EngineReader:
+        metadata = BucketMetadataStore(world.store, read_only=True)
+        return EngineReader(world.store, metadata, KEYS, node.settings, runs_in_background=False)
+
+    try:
+        with RestoringEngine(open_reader, restore) as restoring:
+            for seq in (last_seq, 30):
+                assert_state(cast(Engine, restoring), model, seq)
+            assert restoring.wait(LIMIT_SECONDS).applied_seq >= last_seq
+            node.apply_these(RandomEntries("goes on").entries(10, last_seq + 1))  # again, if it has had them
+            node.ship_all()
+            node.engine.create_checkpoint()
+            node.assert_same([last_seq])
+    finally:
+        if world.crashed:
+            with contextlib.suppress(Crash, TidelogError, OSError):
+                node.crash()
 
 
 def test_lazy_drill_claims_nothing(lost: Lost) -> None:

@@ -18,6 +18,7 @@ from tests.engine.stations import KEYS, EngineNode, StoreView, new_store, succes
 from tests.log.workbench import LIMIT_SECONDS
 
 import tidelog
+from tidelog.cold.catalog import Catalog
 from tidelog.engine import reader as reading
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import CopyObject, DeleteObject, Entry, PutObject
@@ -149,7 +150,7 @@ class Walk:
             return node.open().engine
 
         with opened(self.store) as reader:  # the engine goes on without it
-            restoring = RestoringEngine(reader, restore)
+            restoring = RestoringEngine(lambda: reader, restore)
             seq = StoreView(self.store).manifest.high_water_mark
             assert_state(cast(Engine, restoring), node.model, seq)
             assert restoring.wait(LIMIT_SECONDS) is node.engine
@@ -178,6 +179,31 @@ class Walk:
             if seq >= self.node.core.history.start_seq:  # what the owner has removed since may be gone from the store
                 assert_state(reader, model, seq)
                 self._compare_scans(reader, seq)
+                self._compare_many(reader, seq)
+        self._compare_changes(reader)
+
+    def _compare_many(self, reader: EngineReader, seq: int) -> None:
+        """Those that are there, and some that are not, in any order."""
+        owner = self.node.engine
+        keys = [(bucket, one.key) for bucket in owner.list_buckets(seq) for one in owner.list_objects(bucket, "", seq)]
+        keys += [(bucket, "nowhere") for bucket, _ in keys[:2]]
+        self._choose.shuffle(keys)
+        found, expected = (
+            [one and (one.data, one.metadata, one.seq) for one in each.read_many(keys, seq)] for each in (reader, owner)
+        )
+        assert found == expected
+
+    def _compare_changes(self, reader: EngineReader) -> None:
+        """From any seq on, as far as the store has the log. The owner may have more of it on its disk."""
+        start_seq, last_seq = self._choose.randint(0, reader.applied_seq), reader.applied_seq
+        try:
+            found = list(reader.changes(start_seq))
+        except GapError:
+            assert Catalog(StoreView(self.store).metadata, KEYS).start_offset() > 1  # its beginning was dropped
+            return
+        expected = self.node.engine.changes(start_seq)
+        assert found == [change for change in expected if change.seq <= last_seq]
+        assert list(reader.changes(start_seq, committed=True)) == found
 
     def _compare_scans(self, reader: EngineReader, seq: int) -> None:
         owner, choose = self.node.engine, self._choose

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import promql_parser
 import pytest
+from tests.engine.replica_group import Replica, settings_of
 from tests.engine.stations import EngineNode, new_store
 from tests.service.http.serving import WAIT_SECONDS, Served, serving
 from tests.service.http.test_subscriptions import subscribe
 
-from tidelog.clock import Stopwatch
+from tidelog.clock import ManualClock, Stopwatch
 from tidelog.engine.entry import CreateBucket, PutObject
 from tidelog.service.kafka.codec import encode_request, wire
 from tidelog.service.metrics import FAMILIES, Exposition, Sum, label_text, write_engine, write_groups
@@ -201,6 +202,28 @@ def test_dashboard_and_alerts_are_there() -> None:
         names = {family_of(found) for found in NAME.findall((DEPLOY / name).read_text("utf-8"))}
         sides = {found.split("_")[1] for found in names}
         assert {"partition", "subscription", "group", "http", "engine", "cold"} <= sides
+
+
+def test_engine_that_follows_another_has_what_its_cold_reads_cost() -> None:
+    """It ships nothing, and reads as its owner does."""
+    store, clock = new_store(), ManualClock()
+    owner, follower = (Replica(store, name=name, clock=clock, **settings_of()).open_shared() for name in "ab")
+    for one in (owner, follower):
+        one.apply_these([(1, CreateBucket("b")), (2, PutObject("b", "cold", b"c" * 500))])
+        one.apply_these([(3, PutObject("b", "k", b"x" * 20_000))])
+        one.engine.update_low_water_mark(3)
+        one.engine.create_checkpoint()
+        one.engine.ship()
+    assert [follower.engine.read("b", "cold").tier for _ in range(3)] == ["cold", "cold", "hot"]
+    exposition = Exposition()
+    write_engine(exposition, "main", follower.engine.statistics())
+    value = {name: samples.get('{engine="main"}') for name, samples in parsed(exposition.text().decode()).items()}
+    assert value["tidelog_engine_cold_read_seconds_count"] == 2
+    assert value["tidelog_engine_cold_used_bytes_total"] == 1008
+    assert value["tidelog_engine_disk_cache_admitted_total"] == 1
+    assert "tidelog_engine_unshipped_bytes" not in value
+    for one in (owner, follower):
+        one.close()
 
 
 def test_engine_has_histograms_and_what_its_cold_reads_cost() -> None:

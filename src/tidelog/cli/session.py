@@ -170,6 +170,8 @@ class Session:
     tls_ca: Path | None = None
     engine: str | None = None
     """The name of the engine at the server."""
+    place_url: str | None = None
+    """The URL of a store that was given where a directory is expected."""
 
     def overridden_by(self, other: Session) -> Session:
         return Session(
@@ -184,14 +186,20 @@ class Session:
             other.token or self.token,
             other.tls_ca or self.tls_ca,
             other.engine or self.engine,
+            other.place_url or self.place_url,
         )
 
     def refuse_secrets(self) -> None:
         """ConfigError for a store's URL that has a key in it, before anything can repeat it."""
-        if self.store is not None and ("@" in self.store or "?" in self.store):
-            from tidelog.store.urls import canonical_url
+        for url in (self.store, self.place_url):
+            if url is not None and ("@" in url or "?" in url):
+                from tidelog.store.urls import canonical_url
 
-            canonical_url(self.store)
+                canonical_url(url)
+
+    def at_place(self, place: str) -> Session:
+        """The same about another directory; or about a store, where that is what was named."""
+        return replace(self, place_url=place) if "://" in place else replace(self, directory=Path(place))
 
     def at_root(self, root: str) -> Session:
         """The same with the --root of a job, so that a command in a hint is about that place."""
@@ -366,8 +374,10 @@ def command(
             before = context.obj if isinstance(context.obj, Session) else Session()
             topic = own["topic"] if isinstance(own.get("topic"), str) else None
             secret = None if token is None else Secret(token)
-            given = Session(directory, config, as_json, debug, store, metadata, topic, server, secret, tls_ca)
+            given = Session(None, config, as_json, debug, store, metadata, topic, server, secret, tls_ca)
             session = before.overridden_by(given)
+            for place in (directory, own.pop("place", None)):  # the latter is an argument, and counts more
+                session = session if place is None else session.at_place(str(place))
             if isinstance(own.get("root"), str):
                 session = session.at_root(own["root"])
             chosen = _where_it_is_done(work, remote, is_local_beside)

@@ -11,6 +11,8 @@ Invariants
 - Which records count is decided as in every replay (`wal/replay.py`).
 - A feed keeps its place as (seq, LSN): what leaves the disk meanwhile is read from the store. What is in neither any
   more is an error that says where the log begins; nothing is skipped.
+- The log in a store that another replica ships has other LSNs. A follower finds its place by seq, and takes from the
+  store only what comes before the first entry on its own disk: after that it may have what it will roll back.
 - A feed does not keep an engine alive that its user has dropped.
 """
 
@@ -40,6 +42,7 @@ from tidelog.engine.entry import (
     Result,
     operations,
 )
+from tidelog.engine.mvcc.cells import MAX_SEQ
 from tidelog.engine.mvcc.retention import History, Marks, rolled_back
 from tidelog.engine.reads import News, Standing, check_names, checked_seq
 from tidelog.engine.sst.value_file import PIECE_BYTES, Reference, decode_reference
@@ -226,7 +229,9 @@ class Piece(NamedTuple):
 class ChangeLog:
     """The log of an engine, on its disk and in its store, for any number of feeds. Thread-safe."""
 
-    def __init__(self, core: Core, cold: ColdReader | None, standing: Standing) -> None:
+    def __init__(self, core: Core, cold: ColdReader | None, standing: Standing, *, follows: bool = False) -> None:
+        """`follows`: another replica ships to the store."""
+        self._follows = follows
         self.marks = core.marks
         self.history = core.history
         self._wal = core.wal
@@ -257,7 +262,7 @@ class ChangeLog:
         first_lsn, stop_lsn = self._wal.first_lsn, self._wal.durable_lsn + 1
         index = self._entry_ends()
         index.learn_disk(stop_lsn, first_lsn)
-        if lsn is None:
+        if lsn is None or self._follows:  # then it may be an LSN of the store
             before = index.at_or_before(first_seq - 1)
             lsn = before.lsn + 1 if before.lsn or first_lsn <= 1 else None
         if lsn is not None and lsn >= first_lsn:
@@ -265,11 +270,21 @@ class ChangeLog:
         manifest = None if self._cold is None else self._cold.manifest()
         if self._cold is None or manifest is None:
             raise _gone(first_seq, f"it begins at LSN {first_lsn} on this disk, and no store is known")
-        behind_lsn = manifest.high_water_lsn + 1
-        if manifest.high_water_mark < first_seq:  # all that is not in the store is on the disk
-            lsn = max(first_lsn, behind_lsn)
+        here_seq = self._first_seq_on_disk(index, first_lsn, stop_lsn) if self._follows else None
+        if manifest.high_water_mark < first_seq or (here_seq is not None and here_seq <= first_seq):
+            # All that is not in the store is on the disk.
+            lsn = first_lsn if self._follows else max(first_lsn, manifest.high_water_lsn + 1)
             return Piece(self._on_disk(index, lsn, stop_lsn, first_seq, last_seq), last_seq)
-        return piece_in_store(self._cold, manifest, first_seq, last_seq, lsn)
+        if here_seq is not None:
+            last_seq = min(last_seq, here_seq - 1)
+        return piece_in_store(self._cold, manifest, first_seq, last_seq, None if self._follows else lsn)
+
+    def _first_seq_on_disk(self, index: SeqIndex, lsn: int, stop_lsn: int) -> int | None:
+        """The first entry of which nothing has left the disk."""
+        for frames, indexes in self._on_disk(index, lsn, stop_lsn, 0, MAX_SEQ):
+            for at_lsn, raw in records_of(frames, indexes):
+                return decode_header(raw, at_lsn).transaction
+        return None
 
     def _on_disk(self, index: SeqIndex, lsn: int, stop_lsn: int, first_seq: int, last_seq: int) -> Iterator[Chosen]:
         dead = packed_ranges(index.rolled_back_below(stop_lsn))

@@ -38,7 +38,7 @@ from tidelog.engine.btree.buffer_pool import BufferPoolStatistics
 from tidelog.engine.changes import ChangeCalls, ChangeLog
 from tidelog.engine.cold.garbage import Garbage, GarbagePlan, GarbageReport, GarbageStatistics
 from tidelog.engine.cold.merge import Compaction, CompactionCalls, CompactionStatistics
-from tidelog.engine.cold.reader import ColdReader
+from tidelog.engine.cold.reader import ColdReader, ColdStatistics
 from tidelog.engine.cold.shared_store import SharedStore
 from tidelog.engine.cold.shipping import Shipping, ShippingStatistics, first_time
 from tidelog.engine.core import Core
@@ -78,7 +78,8 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     `applied_seq` is the last applied seq, `redo_lsn` the LSN where redo would start after a crash. `hot_tier_bytes` is
     the size of the WAL on this disk, `index_bytes` the size of the page file. `checkpoint_seconds` is the duration of
-    the last checkpoint. `shipping` is None for an engine without a store.
+    the last checkpoint. `shipping` is None for an engine without a store, and for one that follows another; `cold`, of
+    reads of values in the store, only for one without a store.
 
     `apply_seconds` are calls of `apply` and `apply_many`, until their entries are durable; `hot_read_seconds` a sample
     of the reads from this disk, one of 64. `low_water_lag_seconds` is how long the oldest applied entry above the
@@ -103,13 +104,19 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     garbage: GarbageStatistics | None
     compaction: CompactionStatistics
     shipping: ShippingStatistics | None
+    cold: ColdStatistics | None
     apply_seconds: Histogram
     hot_read_seconds: Histogram
     low_water_lag_seconds: float
 
 
 def snapshot(
-    core: Core, upkeep: Maintenance, transactions: Transactions, apply_seconds: Stopwatch, hot_read_seconds: Stopwatch
+    core: Core,
+    reader: ColdReader | None,
+    upkeep: Maintenance,
+    transactions: Transactions,
+    apply_seconds: Stopwatch,
+    hot_read_seconds: Stopwatch,
 ) -> EngineStatistics:
     """Collects the statistics. Makes no request to the store."""
     wal = core.wal.statistics()
@@ -133,6 +140,7 @@ def snapshot(
         garbage=upkeep.garbage().statistics(),
         compaction=upkeep.compaction().statistics(),
         shipping=cold.statistics() if isinstance(cold, Shipping) else None,
+        cold=None if reader is None else reader.statistics(),
         apply_seconds=apply_seconds.snapshot(),
         hot_read_seconds=hot_read_seconds.snapshot(),
         low_water_lag_seconds=low_water_lag(core),
@@ -299,8 +307,7 @@ class Engine(EnginePrefetch, ChangeCalls, GarbageCalls, CompactionCalls, ClosedA
         if isinstance(cold, SharedStore):
             self._placed = cold.place
             self._is_placed_elsewhere = True
-        # The log in a store that another replica ships has other LSNs than the one here.
-        self._change_log = Lazy(lambda: ChangeLog(core, None if follows else reader, standing))
+        self._change_log = Lazy(lambda: ChangeLog(core, reader, standing, follows=follows))
         self._transactions = transactions = Lazy(Transactions, Transactions.close)
         self._tasks = Lazy(lambda: TaskThreads(core.settings.cold_read_threads), TaskThreads.close)
         self._unsettled: list[tuple[list[tuple[int, Carried]], list[Result]]] = []
@@ -609,7 +616,10 @@ class Engine(EnginePrefetch, ChangeCalls, GarbageCalls, CompactionCalls, ClosedA
 
     def statistics(self) -> EngineStatistics:
         """Returns a snapshot of the engine's statistics."""
-        return snapshot(self._core, self._upkeep, self._transactions(), self._apply_seconds, self._hot_read_seconds)
+        return snapshot(
+            *(self._core, self._cold, self._upkeep, self._transactions()),
+            *(self._apply_seconds, self._hot_read_seconds),
+        )
 
     # Ending
 

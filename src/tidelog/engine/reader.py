@@ -305,14 +305,16 @@ class EngineReader(EngineScans, ChangeCalls, ClosedAtExit):
         self._refreshes = self._failed_refreshes = 0
         self._last_error: str | None = None
         self._background = Background(1, "tidelog-engine-reader")
+        self._is_behind = True
+        """Whether there is more in the store than opening has read."""
         try:
-            is_behind = follower.refresh(_OPENING_BYTES)
+            self._is_behind = follower.refresh(_OPENING_BYTES)
         except BaseException:
             self.close()
             raise
         if runs_in_background:
             again = weakref.WeakMethod(self._refresh_again)  # a reader that its user has dropped is not kept alive
-            self._background.add(lambda: _called(again), 0.0 if is_behind else self._interval)
+            self._background.add(lambda: _called(again), 0.0 if self._is_behind else self._interval)
 
     # Reading, in tasks. Every read may wait for the store, and has threads of its own.
 
@@ -348,6 +350,7 @@ class EngineReader(EngineScans, ChangeCalls, ClosedAtExit):
         """
         self._reader_standing.check()
         self._follower.refresh()
+        self._is_behind = False
         self._refreshes += 1
         return self._marks.applied_seq
 

@@ -7,6 +7,7 @@
 Invariants
 - A read shows a whole state, first the store's and then the engine's own; `applied_seq` never goes back.
 - What a restore refuses before it begins (a directory in use, an engine that another node has open) is raised at once.
+- The restore does not wait for the reader: it begins first, and asks the store for what it needs at the same time.
 - A restore that fails later fails `wait`; reads go on from the store. One that is closed midway leaves a directory that
   cannot be opened, and that the next restore begins again with, as after a crash.
 - What was begun on the reader ends there: iterators are not cut off when the engine takes over.
@@ -57,10 +58,13 @@ class RestoringEngine(ClosedAtExit):
     """
 
     def __init__(
-        self, reader: EngineReader, restore: Callable[[OnProgress], Engine], on_progress: OnProgress | None = None
+        self,
+        open_reader: Callable[[], EngineReader],
+        restore: Callable[[OnProgress], Engine],
+        on_progress: OnProgress | None = None,
     ) -> None:
-        self._reader = reader
-        self._current: EngineReader | Engine = reader
+        """Opens the reader while the restore runs already. One that cannot be opened ends the restore."""
+        self._restored: Engine | None = None
         self._restore = restore
         self._on_progress = on_progress or (lambda progress: None)
         self._has_begun = Event()
@@ -70,6 +74,11 @@ class RestoringEngine(ClosedAtExit):
         self.progress: RestoreProgress | None = None
         """How far it is; None before it has begun."""
         self._running = in_thread(self._run, "tidelog-engine-restore")
+        try:
+            self._reader = open_reader()
+        except BaseException:
+            self._end_restore()
+            raise
         self._has_begun.wait()
         if self._engine.done():  # it has failed before it began, or is quick
             try:
@@ -88,7 +97,7 @@ class RestoringEngine(ClosedAtExit):
         else:
             with self._changing:
                 if not self._is_closed:
-                    self._current = engine
+                    self._restored = engine
                     self._engine.set_result(engine)
             if not self._engine.done():
                 engine.close()
@@ -141,11 +150,17 @@ class RestoringEngine(ClosedAtExit):
     @property
     def is_restored(self) -> bool:
         """Whether the disk has all of it: reads are the engine's own then."""
-        return self._current is not self._reader
+        return self._restored is not None
+
+    @property
+    def _current(self) -> EngineReader | Engine:
+        """Whichever answers."""
+        return self._reader if self._restored is None else self._restored
 
     def wait(self, timeout: float | None = None) -> Engine:
-        """Waits until the disk is filled, and the orchestrator's entries are applied; returns the engine. Closing
-        either closes both. TimeoutError after so many seconds; what fails the restore is raised here.
+        """Waits until the disk is filled, and the orchestrator's entries are applied; returns the engine. Closing the
+        engine alone leaves what was begun before it came; `close` of this object ends both. TimeoutError after so many
+        seconds; what fails the restore is raised here.
         """
         return self._engine.result(timeout)
 
@@ -157,16 +172,18 @@ class RestoringEngine(ClosedAtExit):
 
     def close(self) -> None:
         """Closes the engine, or gives up the restore. Idempotent."""
-        with self._changing:
-            is_first, self._is_closed = not self._is_closed, True
-            engine = self._engine.result() if self._engine.done() and not self._engine.exception() else None
-        if engine is not None:
-            engine.close()
-        elif is_first:
-            self._wait_for_end()
+        self._end_restore()
         self._reader.close()
 
     close_async = twin(close)
+
+    def _end_restore(self) -> None:
+        with self._changing:
+            is_first, self._is_closed = not self._is_closed, True
+        if self._restored is not None:
+            self._restored.close()
+        elif is_first:
+            self._wait_for_end()
 
     def _wait_for_end(self) -> None:
         """For a few seconds: a store that hangs does not delay an exit."""

@@ -114,7 +114,7 @@ class EngineScans(EngineStat):
         """Rows with the places of their values: the same with the values."""
         if self._is_placed_elsewhere:  # the store has them by the places of another log
             wanted_ones = (_Wanted.of(bucket, row) for row in chain.from_iterable(lists))
-            for found in self._values_of(wanted_ones, at):
+            for found in self._values_of(wanted_ones, at, are_scanned=True):
                 yield [(one.key, one.cell.size, one.seq, one.cell.crc, *value) for one, value, _ in found]
             return
         waiting: deque[tuple[ScannedRows, RowsAhead | None]] = deque()
@@ -188,14 +188,16 @@ class EngineScans(EngineStat):
                 answer.append(one)
         return answer
 
-    def _values_of(self, wanted: Iterator[_Wanted], seq: int) -> Iterator[list[_Got]]:
-        """The values of some versions, in their order, in batches."""
+    def _values_of(self, wanted: Iterator[_Wanted], seq: int, *, are_scanned: bool = False) -> Iterator[list[_Got]]:
+        """The values of some versions, in their order, in batches. Those that are scanned are neighbours in compacted
+        data, and no reads that bring a value back to this disk.
+        """
         waiting: deque[_Batch] = deque()
         ahead, most_rows, most_bytes = 0, _FIRST_ROWS, _FIRST_BYTES
         try:
             while True:
                 while len(waiting) <= ahead and (some := _some(wanted, most_rows, most_bytes)):
-                    waiting.append(self._begin(some))
+                    waiting.append(self._begin(some, are_scanned=are_scanned))
                     most_rows = min(_GROWTH * most_rows, _BATCH_ROWS)
                     most_bytes = min(_GROWTH * most_bytes, _BATCH_BYTES)
                 if not waiting:
@@ -206,7 +208,7 @@ class EngineScans(EngineStat):
             for batch in waiting:
                 batch.forget()
 
-    def _begin(self, wanted: list[_Wanted]) -> _Batch:
+    def _begin(self, wanted: list[_Wanted], *, are_scanned: bool) -> _Batch:
         stored = [self._stored_here(one.cell) for one in wanted]
         cold = [one for one, here in zip(wanted, stored, strict=True) if here is None]
         if not cold or self._cold is None:
@@ -215,7 +217,8 @@ class EngineScans(EngineStat):
             cells = [self._placed(one.bucket, one.key, one.seq, one.cell) for one in cold]
         except NotFoundError as error:
             return _Batch(wanted, stored, [], _Unplaced(error))
-        return _Batch(wanted, stored, cells, self._cold.begin_many(cells))
+        keys = [one.version for one in cold] if are_scanned else []
+        return _Batch(wanted, stored, cells, self._cold.begin_many(cells, keys))
 
     def _taken(self, batch: _Batch, at: int) -> list[_Got]:
         try:
@@ -304,8 +307,8 @@ class EnginePrefetch(EngineScans):
         if not wanted or self._cold is None:
             return []
         try:
-            keys = [at(object_prefix(one.bucket, one.key), one.seq) for one in wanted]
-            return self._cold.bring_back([one.cell for one in wanted], keys)
+            cells = [self._placed(one.bucket, one.key, one.seq, one.cell) for one in wanted]
+            return self._cold.bring_back(cells, [one.version for one in wanted])
         except (GapError, NotFoundError) as error:
             if at_seq < self._kept_from():  # another process has moved the start of history
                 raise forgotten(self._kept_from()) from error
@@ -328,6 +331,11 @@ class _Wanted(NamedTuple):
         key, size, seq, crc, codec, lsn, position, stored_bytes, inline = row
         flags = POINTER if inline is None else INLINE
         return cls(bucket, key, seq, Cell(flags, 0, size, crc, codec, lsn, position, stored_bytes, inline))
+
+    @property
+    def version(self) -> bytes:
+        """The key of the version in the tree."""
+        return at(object_prefix(self.bucket, self.key), self.seq)
 
 
 class _Got(NamedTuple):

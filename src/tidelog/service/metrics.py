@@ -421,9 +421,8 @@ def write_engine(exposition: Exposition, name: str, statistics: EngineStatistics
         "tidelog_engine_fsync_seconds": statistics.wal.sync_seconds,
         "tidelog_engine_hot_read_seconds": statistics.hot_read_seconds,
     }
-    shipping = statistics.shipping
-    if shipping is not None:
-        cold = shipping.cold
+    cold, shipping = statistics.cold, statistics.shipping
+    if cold is not None:
         times["tidelog_engine_cold_read_seconds"] = cold.read_seconds
         values["tidelog_engine_cold_requests_total"] = cold.requests
         values["tidelog_engine_cold_fetched_bytes_total"] = cold.bytes_fetched
@@ -432,6 +431,7 @@ def write_engine(exposition: Exposition, name: str, statistics: EngineStatistics
             values["tidelog_engine_disk_cache_bytes"] = cold.disk_cache.bytes
             values["tidelog_engine_disk_cache_hits_total"] = cold.disk_cache.hits
             values["tidelog_engine_disk_cache_admitted_total"] = cold.disk_cache.admitted
+    if shipping is not None:
         values["tidelog_engine_fenced"] = int(shipping.is_fenced)
         values["tidelog_engine_unshipped_bytes"] = shipping.lag_bytes
         values["tidelog_engine_unshipped_seconds"] = shipping.lag_seconds

@@ -13,15 +13,22 @@ from tests.campaign import every, examples, first_seed
 from tests.engine.compacting import compact_by_hand
 from tests.engine.engines import RandomEntries
 from tests.engine.replica_group import Log, Replica, settings_of
-from tests.engine.stations import DIRECTORY, new_store
+from tests.engine.stations import DIRECTORY, KEYS, new_store
+from tests.log.workbench import wait_until
 
 import tidelog
 from tidelog.clock import ManualClock
-from tidelog.engine.entry import CopyObject, CreateBucket, DeleteObject, PutObject
+from tidelog.cold.catalog import Catalog
+from tidelog.engine.changes import Change
+from tidelog.engine.core import PAGES, WAL
+from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteObject, PutObject, operations
+from tidelog.engine.recovery.checkpoint import MASTER
+from tidelog.engine.recovery.takeover import TAKEOVER, commit_takeover, finish_takeover
 from tidelog.errors import (
     ConflictError,
     DataError,
     FencedError,
+    GapError,
     NotSupportedError,
     OffsetOutOfRangeError,
     StoreUnavailableError,
@@ -30,6 +37,7 @@ from tidelog.errors import (
 from tidelog.testing import Crash, FaultyStore, World
 
 WAIT_SECONDS = 60.0
+EXCHANGED = (MASTER, PAGES, f"{WAL}/one")
 
 
 def group(count: int, store: FaultyStore | None = None, **settings: Any) -> tuple[Log, list[Replica]]:
@@ -208,6 +216,101 @@ def test_large_values_are_shared_too() -> None:
         one.close()
 
 
+@pytest.mark.parametrize("settings", [{}, {"wal_compression": "zstd"}, {"large_value_bytes": 1024}])
+def test_values_come_back_to_the_disk_of_a_follower(settings: dict[str, Any]) -> None:
+    """Those that are read a second time, or prefetched; scans of small ones bring none. They are read without the store
+    then, and after a reopen too.
+    """
+    log, replicas = group(2, cold_cache_bytes=0, **settings)
+    owner, follower = replicas
+    log.add([(1, CreateBucket("b")), *put(38, size=1500), (100, CopyObject("b", "k9", "b", "copy"))])
+    everywhere(log, replicas)
+    ship_and_evict(replicas)
+    for _ in range(0 if "large_value_bytes" in settings else 2):
+        assert len(list(follower.engine.scan("b", with_values=True))) == 39
+    store = owner.objects
+    assert isinstance(store, FaultyStore)
+    reader, tiers = follower.shared.reader, []
+    for _ in range(3):
+        tiers.append(follower.engine.read("b", "k3").tier)
+        wait_until(lambda: not reader._coming, "a large value comes back in the background")
+    assert tiers == ["cold", "cold", "hot"]
+    assert follower.engine.read("b", "copy").data == log.model.at(100)["b"].objects["k9"].data
+    report = follower.engine.prefetch("b", "k1")
+    assert (report.objects, report.already_here, report.left_out) == (10, 0, 0)
+    cold = follower.engine.statistics().cold
+    assert cold is not None
+    assert cold.disk_cache is not None
+    assert cold.disk_cache.values == 11
+    follower.engine.close()
+    follower.open_shared()
+    store.fail("*", times=None)
+    for key in ("k3", *(f"k{number}" for number in range(10, 20))):
+        found = follower.engine.read("b", key)
+        assert (found.tier, follower.engine.stat("b", key).tier) == ("hot", "hot")
+        assert found.data == log.model.at(100)["b"].objects[key].data
+    with pytest.raises(StoreUnavailableError):
+        follower.engine.read("b", "k20")
+    store.heal()
+    log.check(follower, [30])
+    follower.take_over()
+    log.check(follower, [30])
+    for one in replicas:
+        one.close()
+
+
+def test_changes_of_a_follower_are_those_of_the_owner() -> None:
+    """Whatever its disk has let go of: the rest comes from the store, where the log has other LSNs."""
+    log, replicas = group(3, large_value_bytes=1024)
+    owner, first, second = replicas
+    log.add([(1, CreateBucket("b")), *put(60), *put(6, first_seq=70, size=5000)])
+    log.add([(80, Batch([PutObject("b", "x", b"x" * 300), PutObject("b", "y", b"y" * 300)]))])
+    log.add([(81, PutObject("b", "x", b"refused", if_absent=True))])
+    everywhere(log, replicas)
+    expected = changes_of(owner, 1)
+    assert [seq for seq, _, _ in expected] == [seq for seq, _ in log.entries]
+    feed = first.engine.changes(with_values=True)
+    begun = [resolved(next(feed)) for _ in range(5)]
+    for _ in range(3):  # its log has more records than the owner's
+        first.engine.update_low_water_mark(log.last_seq)
+        first.engine.create_checkpoint()
+    ship_and_evict(replicas)
+    assert first.core.wal.first_lsn > 1
+    assert begun + [resolved(one) for one in feed] == expected
+    for one in replicas:
+        for start_seq in (1, 30, 70, 80, 81, 82):
+            assert changes_of(one, start_seq) == [each for each in expected if each[0] >= start_seq]
+    follower_only = [(90, PutObject("b", "lost", b"l" * 300))]
+    second.engine.apply_many(follower_only)
+    log.add([(90, PutObject("b", "won", b"w" * 300))])
+    for one in (owner, first):
+        log.drive(one, 90)
+        one.engine.update_low_water_mark(90)
+        one.engine.ship()
+    second.engine.ship()
+    (last,) = changes_of(second, 82)
+    assert last[1] == follower_only[0][1]  # what the store has of this seq is not what was applied here
+    assert changes_of(second, 1)[-1] == last
+    assert changes_of(first, 1) == changes_of(owner, 1)
+    for one in replicas:
+        one.close()
+
+
+def resolved(change: Change) -> tuple[int, Any, Any]:
+    """A change with the data of large values."""
+    parts = [
+        PutObject(part.bucket, part.key, b"".join(part.data), part.metadata)
+        if isinstance(part, PutObject) and not isinstance(part.data, bytes)
+        else part
+        for part in operations(change.entry)
+    ]
+    return change.seq, Batch(parts) if isinstance(change.entry, Batch) else parts[0], change.result
+
+
+def changes_of(one: Replica, start_seq: int) -> list[tuple[int, Any, Any]]:
+    return [resolved(change) for change in one.engine.changes(start_seq, with_values=True)]
+
+
 def test_follower_works_while_the_store_is_away() -> None:
     """It opens, applies and reads what is on its disk; only cold values are out of reach."""
     log, (owner, follower) = group(2)
@@ -253,13 +356,30 @@ class Play:
         self._steps = [self.add, self.add, self.add, self.drive, self.drive, self.finish_some]
         self._steps += [self.ship, self.ship, self.settle, self.settle, self.settle, self.kill, self.kill, self.cut]
         self._steps += [self.take_over, self.collect, self.move_values, self.compact, self.copy_some, self.copy_some]
-        self.moved_values = self.compactions = 0
+        self.moved_values = self.compactions = self.checked_changes = 0
 
     def step(self) -> None:
         one = self.choose.choice(self.replicas)
         self.choose.choice(self._steps)(one)
         assert sum(not each.engine.is_follower for each in self.replicas) == 1
         self.log.check(one, [self.choose.randint(0, self.log.last_seq + 1)])
+        self.check_changes(one)
+
+    def check_changes(self, one: Replica) -> None:
+        """Its feed has the entries that it has applied, unless the store has no log of theirs any more."""
+        start_seq = self.choose.randint(1, one.engine.applied_seq + 1)
+        with_values = self.replicas[0].settings.keep_versions is None  # else some are gone
+        try:
+            found = [resolved(each) for each in one.engine.changes(start_seq, with_values=with_values)]
+        except GapError:
+            assert Catalog(one.view.metadata, KEYS).start_offset() > 1  # its beginning was dropped
+            return
+        applied = {seq: entry for seq, entry in self.log.entries if start_seq <= seq <= one.engine.applied_seq}
+        assert [seq for seq, _, _ in found] == list(applied)
+        for seq, entry, result in found:
+            if with_values and result.status != "refused":
+                assert list(operations(entry)) == list(operations(applied[seq]))
+        self.checked_changes += len(found)
 
     def end(self) -> None:
         """What did not happen by chance happens now, and then the owner changes."""
@@ -273,6 +393,7 @@ class Play:
         else:  # then there may be no compaction: the log of versions that were removed is gone
             assert self.moved_values
         self.check_all()
+        assert self.checked_changes
         for one in self.replicas:
             self.log.drive(one, self.log.last_seq)
             self.log.check(one, [self.log.low_water_mark])
@@ -408,6 +529,29 @@ def test_takeover_that_is_cut_anywhere_loses_nothing() -> None:
         finish(found, copy.deepcopy(log))
         crash_at += every(9)
     assert roles == {True, False}
+
+
+def test_exchange_of_a_takeover_that_is_cut_anywhere_is_finished() -> None:
+    """With what was not synced lost, the directory holds the replica's files or those of the copy, all of them."""
+    world = World()
+    files = world.files("b")
+    for directory, data in ((DIRECTORY, b"old"), (DIRECTORY / TAKEOVER, b"new")):
+        files.make_directories(directory / WAL)
+        for name in EXCHANGED:
+            files.write_atomically(directory / name, data)
+    died, crash_at, found = True, 1, set[bytes]()
+    while died:
+        cut = world.after_crash("keep", crash_at=crash_at)
+        with contextlib.suppress(Crash):
+            commit_takeover(cut.files("b"), DIRECTORY)
+        died = cut.crashed
+        left = cut.after_crash("lose").files("b")
+        finish_takeover(left, DIRECTORY)
+        (data,) = {left.read(DIRECTORY / name) for name in EXCHANGED}
+        found.add(data)
+        assert data == b"old" or left.list(DIRECTORY) == sorted((MASTER, PAGES, WAL))
+        crash_at += 1
+    assert found == {b"old", b"new"}
 
 
 def replica_in(world: World, name: str) -> Replica:

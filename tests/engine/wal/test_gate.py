@@ -30,6 +30,7 @@ class LogInMemory:
         self.payloads: list[bytes] = []
         self.live: list[EntryEnd] = []
         self.reads = 0
+        self.lost_below = 1
 
     @property
     def next_lsn(self) -> int:
@@ -58,6 +59,7 @@ class LogInMemory:
     def frames(self, first_lsn: int, stop_lsn: int) -> Iterator[Frames]:
         """A few at a time."""
         self.reads += stop_lsn - first_lsn
+        assert first_lsn >= self.lost_below
         for first in range(first_lsn, stop_lsn, 5):
             yield encode_many(first, self.payloads[first - 1 : min(first + 5, stop_lsn) - 1])
 
@@ -100,6 +102,23 @@ def test_a_rolled_back_entry_is_not_taken_for_the_one_of_its_seq() -> None:
     assert index.gate(3, log.next_lsn) == 5
     assert index.gate(4, log.next_lsn) == log.next_lsn
     assert index.rolled_back_below(log.next_lsn) == (LsnRange(5, 12),)
+
+
+def test_what_left_the_disk_before_it_was_read_is_not_missed() -> None:
+    """The files between what is known and where the disk begins are gone; what is behind them is found."""
+    log = LogInMemory()
+    for seq in range(1, 6):
+        log.apply(seq)
+    index = log.index()
+    index.learn(4)
+    log.roll_back(4)
+    log.apply(7, 2)
+    log.apply(8)
+    first_lsn = log.next_lsn - 6
+    log.lost_below = first_lsn
+    index.learn_disk(log.next_lsn, first_lsn)
+    assert index.at_or_before(8).lsn == log.next_lsn - 1
+    assert index.at_or_before(6) == EntryEnd(0, 0)
 
 
 def test_ranges_of_rollbacks_inside_others_become_one() -> None:

@@ -12,10 +12,30 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.pipeline.engines.histories import History
 from tests.pipeline.engines.test_entries import expected_rows
 
+from tidelog.engine.changes import Change
+from tidelog.engine.entry import CopyObject, operations
+
 
 def read(spark: SparkSession, root: object, **options: object) -> DataFrame:
     """A batch of entries."""
     return spark.read.format("tidelog_entries").options(**options).load(str(root))  # type: ignore[arg-type]
+
+
+FEED_COLUMNS = ("seq", "order", "kind", "bucket", "key", "is_refused", "reason")
+
+
+def rows_of_change(change: Change) -> list[tuple[object, ...]]:
+    """What the feed of an engine says of an entry, as rows."""
+    is_refused = change.result.status == "refused"
+    return [
+        (
+            *(change.seq, order, type(part).__name__),
+            part.dest_bucket if isinstance(part, CopyObject) else part.bucket,
+            part.dest_key if isinstance(part, CopyObject) else getattr(part, "key", None),
+            *(is_refused, change.result.reason if is_refused else None),
+        )
+        for order, part in enumerate(operations(change.entry))
+    ]
 
 
 class Stream:
@@ -44,7 +64,9 @@ class Stream:
 
 
 def test_a_batch_query_has_every_entry(spark: SparkSession, tmp_path: Path) -> None:
-    """Rows, types and counts are right in Spark, with all columns and with none."""
+    """Rows, types and counts are right in Spark, with all columns and with none; the engine's change feed has the same
+    rows.
+    """
     history = History(tmp_path, "spark")
     with history.open() as engine:
         history.grow(engine)
@@ -52,6 +74,9 @@ def test_a_batch_query_has_every_entry(spark: SparkSession, tmp_path: Path) -> N
         expected = expected_rows(history)
         found = [row.asDict() for row in frame.orderBy("seq", "order").collect()]
         assert frame.count() == len(expected)
+        feed = [row for change in engine.changes() for row in rows_of_change(change)]
+    assert [tuple(row[name] for name in FEED_COLUMNS) for row in found] == feed
+    assert any(row["is_refused"] for row in found)
     for row, wanted in zip(found, expected, strict=True):
         metadata = None if wanted["metadata"] is None else dict(wanted["metadata"])
         assert {name: row[name] for name in wanted} == {**wanted, "metadata": metadata}

@@ -262,6 +262,7 @@ _THROUGH_A_SERVER = (
     *("get", "stat", "ls", "scan", "versions", "digest", "status", "changes"),
     *("apply", "checkpoint", "ship", "compact", "gc", "verify"),
 )
+_FROM_A_STORE = ("get", "stat", "ls", "scan", "changes", "versions", "digest")
 COMMANDS = (*_ABOUT_A_DIRECTORY, *_OTHERS)
 
 
@@ -269,8 +270,13 @@ def add_to(app: typer.Typer) -> None:
     """Registers the group."""
     group = command_group("Look into engines; apply, ship, compact, restore, verify.")
     for name, work in _ABOUT_A_DIRECTORY.items():
-        engine_command(group, name, work, takes_place=True, takes_server=name in _THROUGH_A_SERVER)
+        _add(group, name, work, takes_place=True)
     for name, work in _OTHERS.items():
-        engine_command(group, name, work, takes_server=name in _THROUGH_A_SERVER)
+        _add(group, name, work, takes_place=False)
     engine_command(group, "put-log", apply_entries, is_hidden=True, takes_server=True)  # its name before
     app.add_typer(group, name="engine")
+
+
+def _add(group: typer.Typer, name: str, work: Callable[..., None], *, takes_place: bool) -> None:
+    takes_server, reads_stores = name in _THROUGH_A_SERVER, name in _FROM_A_STORE
+    engine_command(group, name, work, takes_place=takes_place, takes_server=takes_server, reads_stores=reads_stores)

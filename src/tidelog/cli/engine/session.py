@@ -27,7 +27,7 @@ from tidelog.cold.catalog import Catalog
 from tidelog.config import EngineConfig, load_engine_config
 from tidelog.engine.cold.reader import ColdReader
 from tidelog.engine.core import Core
-from tidelog.engine.directory import ENGINE_FILE, EngineDirectory, resolved
+from tidelog.engine.directory import ENGINE_FILE, EngineDirectory, remembered, resolved
 from tidelog.engine.engine import Engine
 from tidelog.engine.reader import EngineReader
 from tidelog.engine.recovery.checkpoint import refuse_half_restored
@@ -49,26 +49,24 @@ from tidelog.files import Files, LocalFiles, explained
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.metadata.open import open_metadata_store
 from tidelog.store.object_store import ObjectStore
-from tidelog.store.urls import open_store
+from tidelog.store.urls import canonical_url, open_store
 
 if TYPE_CHECKING:
     from tidelog.client.client import Client
     from tidelog.client.engine import RemoteEngine
 
 DEFAULT_DIRECTORY = "engine"
+# Text, not a path: it may be the URL of a store.
 EngineDirectoryOption = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--dir",
         "-d",
         metavar="DIR",
-        readable=False,
         help="The engine's directory [default: TIDELOG_DIR, the settings, ./engine].",
     ),
 ]
-PlaceArgument = Annotated[
-    Path | None, typer.Argument(metavar="DIR", help="The engine's directory; the same as --dir.", readable=False)
-]
+PlaceArgument = Annotated[str | None, typer.Argument(metavar="DIR", help="The engine's directory; the same as --dir.")]
 NameOption = Annotated[
     str | None,
     typer.Option("--engine", metavar="NAME", help="Its name at --server [default: the only one there]."),
@@ -94,10 +92,11 @@ def engine_command(
     *,
     takes_place: bool = False,
     takes_server: bool = False,
+    reads_stores: bool = False,
     is_hidden: bool = False,
 ) -> None:
     """Registers a command about an engine; with `takes_place` its directory may also be an argument, with
-    `takes_server` it asks `served` who does it.
+    `takes_server` it asks `served` who does it. One that `reads_stores` takes the URL of one for a directory, too.
     """
     more = {"place": PlaceArgument} if takes_place else {}
     more |= {"engine": NameOption} if takes_server else {}
@@ -106,8 +105,8 @@ def engine_command(
     parameters = [*inspect.signature(work).parameters.values(), *added]
 
     @functools.wraps(work)
-    def run(session: Session, place: Path | None = None, engine: str | None = None, **arguments: Any) -> None:
-        here = replace(session, directory=place or session.directory, engine=engine)
+    def run(session: Session, engine: str | None = None, **arguments: Any) -> None:
+        here = replace(_at_store(session, reads_stores=reads_stores), engine=engine)
         code = run_reporting(lambda: _told(work, here, arguments), here)
         if code:
             raise typer.Exit(code)
@@ -116,6 +115,21 @@ def engine_command(
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {**hints, **more}
     command(group, name, EngineDirectoryOption, is_hidden=is_hidden, takes_server=takes_server)(run)
+
+
+def _at_store(session: Session, *, reads_stores: bool) -> Session:
+    """A store that was named in place of a directory is the one to read."""
+    url = session.place_url
+    if url is None:
+        return session
+    if not reads_stores:
+        raise InputError(
+            f"{url} is a store, and this needs the directory of an engine",
+            hint="Name the directory with --dir, and the store with --store",
+        )
+    if session.store not in (None, url):
+        raise InputError(f"two stores were named, {url} and {session.store}", hint="Name one of them")
+    return replace(session, store=url, place_url=None)
 
 
 def _told(work: Callable[..., None], session: Session, arguments: dict[str, Any]) -> None:
@@ -260,10 +274,25 @@ def _is_same(one: Path, other: Path) -> bool:
         return False
 
 
+def store_alone(session: Session) -> str | None:
+    """The store that was named, where the directory was not, and is not that of its engine."""
+    named = engine_config(session).store
+    if session.store is None or named is None or session.directory is not None or session.server is not None:
+        return None
+    known = remembered(LocalFiles(), engine_root(session))
+    is_here = known is not None and known.store is not None and canonical_url(known.store) == canonical_url(named)
+    return None if is_here else named
+
+
 @contextmanager
 def reading_anywhere(session: Session) -> Iterator[Engine | EngineReader | RemoteEngine]:
-    """The engine for looking at it: through its server where there is one, else as `reading` has it."""
+    """The engine for looking at it: through its server where there is one, else as `reading` has it. A store that was
+    named is read, whatever engine is in the default directory.
+    """
     with ExitStack() as opened:
+        if (store := store_alone(session)) is not None:
+            yield opened.enter_context(shipped(session, store, is_alone=True))
+            return
         yield opened.enter_context(served(session)) or opened.enter_context(reading(session))
 
 
@@ -300,10 +329,11 @@ def reading(session: Session) -> Iterator[Engine | EngineReader]:
 
 
 @contextmanager
-def shipped(session: Session, store: str) -> Iterator[EngineReader]:
-    """What the store has of an engine now."""
+def shipped(session: Session, store: str, *, is_alone: bool = False) -> Iterator[EngineReader]:
+    """What the store has of an engine now. `is_alone`: the directory has nothing to do with it."""
     config = engine_config(session)
-    here = config if is_engine(engine_root(session)) else msgspec.structs.replace(config, dir=None)
+    is_here = not is_alone and is_engine(engine_root(session))
+    here = config if is_here else msgspec.structs.replace(config, dir=None)
     with open_reader(msgspec.structs.replace(here, store=store), runs_in_background=False) as reader:
         reader.refresh()
         yield reader

@@ -89,6 +89,22 @@ class _Span(NamedTuple):
         return self.byte, self.byte + self.stored_bytes
 
 
+class PlacedCell(Cell):
+    """A value in the log of another replica; `here` is its cell in the log of this one, by which this disk knows it."""
+
+    here: Cell
+
+    @classmethod
+    def of(cls, cell: Cell, here: Cell) -> PlacedCell:
+        placed = cls._make(cell)
+        placed.here = here
+        return placed
+
+
+def _known_here(cell: Cell) -> Cell:
+    return cell.here if isinstance(cell, PlacedCell) else cell
+
+
 class ColdStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of the statistics of cold reads."""
 
@@ -313,6 +329,7 @@ class ColdReader:
 
     def noticed(self, cell: Cell, value: Value) -> None:
         """Notes a read of a value: the second one brings it back to this disk."""
+        cell = _known_here(cell)
         if self._disk is not None and self._disk.is_read_again(cell.position, cell.stored_bytes):
             self._disk.add(cell.position, stored_again(*value, cell.codec))
 
@@ -331,7 +348,8 @@ class ColdReader:
             else:
                 value = next(values)
                 assert value is not None, "a deletion is not among the cells"
-                found.append(disk.add(cell.position, stored_again(*value, cell.codec)))
+                here = _known_here(cell)
+                found.append(disk.add(here.position, stored_again(*value, here.codec)))
         return found
 
     def _bring_file_back(self, disk: DiskCache, reference: Reference) -> bool:

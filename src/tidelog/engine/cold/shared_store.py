@@ -19,7 +19,8 @@ Invariants
 - The high-water mark of a follower is what the manifest covers, as far as its own orchestrator has called it final. A
   follower with an uncommitted tail can still roll that back, whatever the owner has shipped.
 - A value whose size or checksum in the store is another one is a DataError: the replicas were not given the same log.
-- Applies, listings and reads of what is on this disk never ask the store.
+- Applies, listings and reads of what is on this disk never ask the store: what came back to it is known by the cells
+  here, and needs not be looked up.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from threading import Lock
 
 from tidelog.cold.catalog import Catalog, Owner
 from tidelog.cold.lease import NodeLease
+from tidelog.engine.cold.disk_cache import DiskCache
 from tidelog.engine.cold.manifest import Manifest, read_manifest
-from tidelog.engine.cold.reader import ColdReader
+from tidelog.engine.cold.reader import ColdReader, PlacedCell
 from tidelog.engine.cold.shipping import removable_below
 from tidelog.engine.cold.store_link import take_over_start
 from tidelog.engine.cold.value_store import stored_values
@@ -83,6 +85,7 @@ class SharedStore:
             lambda: replicas,
             on_manifest=self._note,
             threads=settings.cold_read_threads,
+            disk=DiskCache(core.files, core.directory, settings.disk_cache_bytes),
         )
         self.refusal: Callable[[], TidelogError] | None = None
         self.succession: Succession | None = None
@@ -97,7 +100,8 @@ class SharedStore:
 
     def place(self, bucket: str, key: str, seq: int, cell: Cell) -> Cell:
         """The cell of the same version in the owner's index. NotFoundError if the store does not have it."""
-        return self.place_named(at(object_prefix(bucket, key), seq), cell)
+        placed = self.place_named(at(object_prefix(bucket, key), seq), cell)
+        return PlacedCell.of(placed, here=cell)
 
     def place_named(self, name: bytes, cell: Cell) -> Cell:
         """The same by the key of the version in the tree."""

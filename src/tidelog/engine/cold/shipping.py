@@ -34,7 +34,7 @@ from tidelog.cold.takeover import Taken
 from tidelog.engine.cold.disk_cache import DiskCache
 from tidelog.engine.cold.gc import remove_engine_orphans, superseded_parts
 from tidelog.engine.cold.manifest import Manifest, StoredCheckpoint, without_old
-from tidelog.engine.cold.reader import ColdReader, ColdStatistics
+from tidelog.engine.cold.reader import ColdReader
 from tidelog.engine.cold.replicas import EngineDocuments, goal_of
 from tidelog.engine.cold.store_link import StoreLink, claim_engine, take_over_start
 from tidelog.engine.cold.value_store import ValueStore
@@ -259,7 +259,6 @@ class ShippingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     newest_checkpoint_seq: int
     newest_checkpoint_us: int | None
     shipper: ShipperStatistics | None
-    cold: ColdStatistics
     replicas: tuple[ReplicaStatistics, ...]
 
 
@@ -577,7 +576,6 @@ class Shipping(Policy):
             newest_checkpoint_seq=states[-1].seq if states else 0,
             newest_checkpoint_us=states[-1].created_us if states else None,
             shipper=None if link is None else link.shipper.statistics(),
-            cold=self.reader.statistics(),
             replicas=self._replicas().statistics(published.shipped_position),
         )
 

@@ -56,7 +56,7 @@ from tidelog.engine.wal.records import CheckpointState
 from tidelog.engine.wal.replay import OnBytes, Replay, ShippedLog
 from tidelog.engine.wal.ship_watermark import LsnRange
 from tidelog.errors import DataError, HeldError, InputError, NotFoundError, NotSupportedError, TidelogError
-from tidelog.files import Files, explained
+from tidelog.files import TEMPORARY_SUFFIX, Files, explained
 from tidelog.store.keys import EngineKeys
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.object_store import ObjectStore
@@ -65,6 +65,7 @@ from tidelog.store.scheduler import DaemonPool
 _logger = logging.getLogger("tidelog.engine")
 RESTORING = "restoring"
 _LOCK = "restore.lock"
+_BEGUN_MARKER = MARKER + TEMPORARY_SUFFIX
 CHANGES_BYTES = 64 << 20
 _FETCHING_THREADS = 4
 _PIN_SECONDS = 24 * 3600
@@ -297,7 +298,7 @@ class Restore:
     def _refuse_occupied_directory(self) -> None:
         self._files.make_directories(self._directory)
         names = self._files.list(self._directory)
-        if set(names) - {_LOCK} and MARKER not in names:
+        if set(names) - {_LOCK, _BEGUN_MARKER} and MARKER not in names:
             raise InputError(
                 "a restore needs an empty directory",
                 operation="restore",

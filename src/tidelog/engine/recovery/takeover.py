@@ -2,7 +2,7 @@
 
     takeover/       a restore from the store, which claims the next epoch at its end; the replica reads and applies on
     takeover.json   the copy is whole: from here on it is what the directory holds
-    wal, pages.db, engine.ckpt of the copy, one after the other, in the place of those of the replica
+    engine.ckpt, pages.db and the log of the copy, one after the other, in the place of those of the replica
     takeover.json and takeover/ go
 
 The log that is shipped has one space of LSNs and positions. A replica's own log is another one, so it cannot be shipped
@@ -12,7 +12,8 @@ was applied after the high-water mark comes from the orchestrator again, which k
 Invariants
 - Until `takeover.json` is written the directory is the replica that it was, whatever is in `takeover/`. After that it
   is the copy: opening finishes the exchange first.
-- A name is removed here and then renamed from there. One that is not in `takeover/` any more has been exchanged.
+- A name is removed here and then renamed from there, and is durable here before it is gone there. One that is not in
+  `takeover/` any more has been exchanged; the files of the log are gathered in `wal.new/` first.
 - A crash between the claim and `takeover.json` leaves a store whose owner is gone. The next to take over claims the
   epoch after that.
 """
@@ -30,6 +31,7 @@ from tidelog.files import Files, explained
 
 TAKEOVER: Final = "takeover"
 _MARKER = "takeover.json"
+_NEW_LOG = f"{WAL}.new"
 _KIND = "engine-takeover"
 _VERSION = 1
 
@@ -60,15 +62,31 @@ def finish_takeover(files: Files, directory: Path) -> None:
         if not files.exists(directory / _MARKER):
             return
         copy = directory / TAKEOVER
-        for name in (MASTER, PAGES, WAL):
-            if files.exists(copy / name) or files.is_directory(copy / name):
+        for name in (MASTER, PAGES):
+            if files.exists(copy / name):
                 _remove(files, directory / name)
                 files.rename(copy / name, directory / name)
-                files.sync_directory(copy)
                 files.sync_directory(directory)
+                files.sync_directory(copy)
+        _exchange_log(files, directory, copy)
         _remove(files, directory / CACHE)  # by positions of the other log
         _remove(files, copy)
         files.remove(directory / _MARKER)
+        files.sync_directory(directory)
+
+
+def _exchange_log(files: Files, directory: Path, copy: Path) -> None:
+    """File by file: a directory that was renamed may be found in both places, with files that are removed from both."""
+    staged = directory / _NEW_LOG
+    if files.is_directory(copy / WAL):
+        files.make_directories(staged)
+        for name in files.list(copy / WAL):
+            files.rename(copy / WAL / name, staged / name)
+        files.sync_directory(staged)
+        _remove(files, copy / WAL)
+    if files.is_directory(staged):
+        _remove(files, directory / WAL)
+        files.rename(staged, directory / WAL)
         files.sync_directory(directory)
 
 

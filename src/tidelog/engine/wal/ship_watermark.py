@@ -158,9 +158,13 @@ class SeqIndex:
                 self._learned_lsn = frames.next_offset
 
     def learn_disk(self, stop_lsn: int, first_lsn: int) -> None:
-        """As `learn`; forgets what is no longer on the disk, which begins at `first_lsn`."""
-        self.learn(stop_lsn)
-        self.left_disk_below(first_lsn)
+        """As `learn`; forgets what is no longer on the disk, which begins at `first_lsn`. What left it unread is not
+        missed.
+        """
+        with self._mutex:
+            self.left_disk_below(first_lsn)
+            self._learned_lsn = max(self._learned_lsn, first_lsn)
+            self.learn(stop_lsn)
 
     def _learn(self, frames: Frames) -> None:
         seqs, lsns, rollbacks = _ends_in(frames)

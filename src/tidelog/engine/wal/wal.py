@@ -47,26 +47,40 @@ _BACKWARD_CHUNK_BYTES = 128 << 10
 
 
 def batches(log: Log, first_lsn: int, stop_lsn: int) -> Iterator[Frames]:
-    """Yields all records from one LSN up to another (exclusive), as far as they are in the files."""
+    """Yields all records from one LSN up to another (exclusive), as far as they are in the files. OffsetOutOfRangeError
+    for what leaves the disk meanwhile.
+    """
     for part in _parts(log, first_lsn, stop_lsn):
         with explained("read", part.segment.path):
-            file = log.files.open(part.segment.path)
+            file = _opened(log, part)
             try:
                 yield from _frames_of(file, part, first_lsn, stop_lsn)
             finally:
                 file.close()
 
 
+def _opened(log: Log, part: FilePart) -> File:
+    try:
+        return log.files.open(part.segment.path)
+    except FileNotFoundError as error:
+        if log.start_offset <= part.offset:
+            raise  # it is lost
+        raise _left(log, part.offset, log.start_offset) from error
+
+
 def _parts(log: Log, first_lsn: int, stop_lsn: int) -> list[FilePart]:
     parts = log.parts(first_lsn, stop_lsn)
     if first_lsn < stop_lsn and (not parts or parts[0].segment.first_offset > first_lsn):
-        start = parts[0].segment.first_offset if parts else log.next_offset
-        raise OffsetOutOfRangeError(
-            f"LSN {first_lsn} is not in the files of the log, the oldest there is {start}",
-            operation="read",
-            path=log.directory,
-        )
+        raise _left(log, first_lsn, parts[0].segment.first_offset if parts else log.next_offset)
     return parts
+
+
+def _left(log: Log, lsn: int, start_lsn: int) -> OffsetOutOfRangeError:
+    return OffsetOutOfRangeError(
+        f"LSN {lsn} is not in the files of the log, the oldest there is {start_lsn}",
+        operation="read",
+        path=log.directory,
+    )
 
 
 def _frames_of(file: File, part: FilePart, first_lsn: int, stop_lsn: int) -> Iterator[Frames]:
