@@ -10,7 +10,8 @@ What goes wrong, by chance:
     nodes      killed, paused, slow, with a wall clock that jumps, drained, the leader more often than others
     network    a node is cut off; answers of etcd are lost, before or after it has done what was asked; what a node has
                sent arrives much later
-    etcd       leases end before their time, watches are late or begin anew, nothing is answered for a while
+    etcd       leases end before their time, a node that got a new one cannot register, watches are late or begin anew,
+               nothing is answered for a while
 
 What must hold is said in `Checker`.
 """
@@ -140,6 +141,8 @@ class Wire(DelegatingMetadata):
         """Until then some answers are lost."""
         self.lags_until = float("-inf")
         """Until then some transactions arrive late."""
+        self.refuses_registration = False
+        """Whether the next one is lost, on the way there or back."""
 
     @property
     def is_bad(self) -> bool:
@@ -170,6 +173,8 @@ class Wire(DelegatingMetadata):
             self._simulation.in_flight.append(InFlight(now + chance.random() * 20, checks, writes))
             raise StoreUnavailableError("no answer")
         is_lost = now < self.loses_until and chance.random() < 0.3
+        if self.refuses_registration and any(write.key.startswith(KEYS.nodes_prefix) for write in writes):
+            is_lost, self.refuses_registration = True, False
         if is_lost and chance.random() < 0.5:
             raise StoreUnavailableError("it never arrived")
         versions = super()._commit(checks, writes)
@@ -768,6 +773,9 @@ class Simulation:
             self._end(node, what)
         elif what in ("pause", "slow", "clock"):
             self._disturb(node, what, until)
+        elif what == "half joined":
+            self._rob(node)
+            node.wire.refuses_registration = True
         elif what == "watch anew":
             node.view.begin_anew()
         elif what == "late watch" and not self._views:
@@ -841,6 +849,10 @@ class Simulation:
         entry = self.etcd._entries.get(ownership.catalog.keys.owner)
         return entry is not None and entry.version == ownership.version
 
+    def absent(self) -> list[str]:
+        """Nodes that are up, and that the documents do not name: they would get nothing for ever."""
+        return [node.name for node in self.nodes if node.is_up and node.name not in self.truth.state.nodes]
+
     def moves(self, kind: str) -> int:
         """How many were decided of a kind."""
         return sum(one.kind == kind for rounds in read_decisions(self.etcd, KEYS) for one in rounds.decisions)
@@ -853,5 +865,5 @@ class Simulation:
 
 _MISFORTUNES = (
     *("kill", "kill", "pause", "cut", "slow", "late watch", "watch anew", "clock", "answers lost", "arrives late"),
-    *("lease", "etcd is down", "drain", "undrain", "load"),
+    *("lease", "half joined", "etcd is down", "drain", "undrain", "load"),
 )
