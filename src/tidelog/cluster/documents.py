@@ -155,6 +155,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     node: str = NOBODY
     pin: bool = False
 
+    @property
+    def subject(self) -> str:
+        """What it is about, as `Decision.subject`."""
+        return f"engine {self.engine}" if self.kind == "move-engine" else f"{self.topic}/{self.partition}"
+
 
 DecisionKind = Literal["assign", "failover", "drain", "pin", "move", "balance", "slot", "engine"]
 

@@ -249,7 +249,9 @@ class _Plan:
         if placement is None or placement.is_deleting or not 0 <= number < len(placement.partitions):
             return
         source, key = placement.partitions[number], load_key(topic, number)
-        if source == to or key in self._decided or self._room <= 0:
+        if source == to:
+            self._decided.add(key)  # it is where it was asked for: balance leaves it there
+        if key in self._decided or self._room <= 0:
             return
         self._room -= 1
         part = Part(-self._inventory.weight(topic, number), topic, number)
@@ -361,7 +363,7 @@ class _Plan:
         counts.update(placement.node for placement in engines.values() if placement.node in self.usable)
         asked = {
             request.engine: request
-            for _, request in sorted(self._situation.requests.items())
+            for _, request in sorted(self._situation.requests.items(), reverse=True)  # the first is the last word here
             if request.kind == "move-engine" and request.node in self.usable
         }
         moved = set[str]()
