@@ -7,7 +7,7 @@ What is not: etcd, the time, the network, and the logs themselves (opening and s
 
 What goes wrong, by chance:
 
-    nodes      killed, paused, slow, with a wall clock that jumps, drained, the leader more often than others
+    nodes      killed, paused, slow, with a full disk or a wall clock that jumps, drained, the leader more often
     network    a node is cut off; answers of etcd are lost, before or after it has done what was asked; what a node has
                sent arrives much later
     etcd       leases end before their time, a node that got a new one cannot register, watches are late or begin anew,
@@ -274,6 +274,7 @@ class SimulatedNode:
         self.paused_until = float("-inf")
         self.slow_until = float("-inf")
         self.late_until = float("-inf")
+        self.full_until = float("-inf")
         self.clock = NodeClock(simulation.clock)
         self._simulation = simulation
         self.wire = Wire(simulation)
@@ -486,6 +487,7 @@ class SimulatedNode:
                 at_us=self.clock.now_us(),
                 open=len(self.owned),
                 opening=opening,
+                disk_free_bytes=0 if now < self.full_until else 1 << 40,
                 partitions={key: loads[key] for piece in self.owned if (key := key_of(piece))},
             ),
             NodeTail(at_us=self.clock.now_us()),
@@ -771,7 +773,7 @@ class Simulation:
         until = self.now + self.random.random() * 20
         if what in ("kill", "lease"):
             self._end(node, what)
-        elif what in ("pause", "slow", "clock"):
+        elif what in ("pause", "slow", "clock", "full disk"):
             self._disturb(node, what, until)
         elif what == "half joined":
             self._rob(node)
@@ -795,6 +797,8 @@ class Simulation:
             node.paused_until = self.now + self.random.random() * 40
         elif what == "slow":
             node.slow_until = until
+        elif what == "full disk":
+            node.full_until = until
         else:
             node.clock.ahead_us = int(self.random.uniform(-1, 1) * self.random.choice([5e6, 7200e6, 1e12]))
 
@@ -837,6 +841,7 @@ class Simulation:
             self.checker.excuse([node])
             node.wire.is_cut = False
             node.paused_until = node.slow_until = node.late_until = float("-inf")
+            node.full_until = float("-inf")
             node.wire.loses_until = node.wire.lags_until = float("-inf")
             self.drain(node.name, False)
             if not node.is_up:
@@ -864,6 +869,18 @@ class Simulation:
 
 
 _MISFORTUNES = (
-    *("kill", "kill", "pause", "cut", "slow", "late watch", "watch anew", "clock", "answers lost", "arrives late"),
+    *(
+        "kill",
+        "kill",
+        "pause",
+        "cut",
+        "slow",
+        "full disk",
+        "late watch",
+        "watch anew",
+        "clock",
+        "answers lost",
+        "arrives late",
+    ),
     *("lease", "half joined", "etcd is down", "drain", "undrain", "load"),
 )

@@ -18,6 +18,7 @@ from tidelog.cluster.documents import (
 )
 from tidelog.cluster.leader import MAX_DECISIONS, LeaderRounds, TopicSeen, read_decisions
 from tidelog.cluster.member import Identity, Member
+from tidelog.service.cluster_control import NodeLoad
 from tidelog.store.document import encode_json
 from tidelog.store.keys import ClusterKeys
 from tidelog.store.metadata.base import Check
@@ -162,6 +163,18 @@ def test_requests_are_forgotten_when_they_are_done_or_cannot_be(bench: Bench) ->
             member.beat()
         bench.rounds.round(bench.state(), {}, bench.leads_by)
     assert bench.state().requests == {}
+
+
+def test_a_node_below_the_disk_floor_gets_nothing(bench: Bench) -> None:
+    """By what it has reported last; one that has reported nothing yet has room, and a floor of 0 is none."""
+    loads = {"a": NodeLoad(node="a", at_us=1, disk_free_bytes=(1 << 30) - 1)}
+    bench.create("", "", "", "")
+    bench.rounds.round(bench.state(), loads, bench.leads_by)
+    assert bench.placed() == ("b",) * 4
+    bench.etcd.put(KEYS.settings, encode_json(ClusterSettings(min_disk_free_bytes=0)))
+    bench.create("", "", "", "")
+    bench.rounds.round(bench.state(), loads, bench.leads_by)
+    assert sorted(bench.placed()) == ["a", "a", "b", "b"]
 
 
 def test_a_pin_is_set_and_ended_where_there_is_nothing_to_move(bench: Bench) -> None:

@@ -44,7 +44,9 @@ class RunningNode:
     def _measure(self) -> tuple[NodeLoad, NodeTail]:
         now_us, agent = SystemClock().now_us(), self.cluster.agent
         opening = 0 if agent is None else agent.opening
-        load = NodeLoad(node=self.name, at_us=now_us, open=len(self.host.open), opening=opening)
+        load = NodeLoad(
+            node=self.name, at_us=now_us, disk_free_bytes=1 << 40, open=len(self.host.open), opening=opening
+        )
         unshipped = Unshipped(messages=self.unshipped, bytes=100, seconds=1.0)
         return load, NodeTail(at_us=now_us, topics={str(ORDERS): unshipped} if self.unshipped else {})
 

@@ -135,7 +135,7 @@ class LeaderRounds:
         return Situation(
             now=now,
             settings=state.settings,
-            nodes={name: candidate(state, name) for name in sorted(state.nodes)},
+            nodes={name: candidate(state, name, loads.get(name)) for name in sorted(state.nodes)},
             topics=state.topics,
             engines=state.engines,
             coordinators=state.coordinators,
@@ -360,8 +360,8 @@ def _transactions(changes: Iterable[_Change]) -> Iterator[list[_Change]]:
         yield some
 
 
-def candidate(state: ClusterState, name: str) -> Candidate:
-    """A node as the load manager sees it."""
+def candidate(state: ClusterState, name: str, load: NodeLoad | None) -> Candidate:
+    """A node as the load manager sees it. One that has reported nothing yet has room."""
     info = state.nodes[name]
     why_not = ""
     if info.is_leaving:
@@ -370,7 +370,8 @@ def candidate(state: ClusterState, name: str) -> Candidate:
         why_not = f"{name} is being drained"
     elif is_too_old(info.version, state.settings.minimum_version):
         why_not = f"{name} has version {info.version or '?'}, older than {state.settings.minimum_version}"
-    return Candidate(name, info.zone, not why_not, why_not)
+    has_room = load is None or load.disk_free_bytes >= state.settings.min_disk_free_bytes
+    return Candidate(name, info.zone, not why_not, why_not, has_room)
 
 
 def _placed(placement: TopicPlacement, decisions: Iterable[Decision]) -> TopicPlacement:
