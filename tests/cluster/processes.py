@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,14 @@ class DevCluster:
         brokers = {one.id: names.get(f"{one.host}:{one.port}", "?") for one in found.brokers.values()}
         return {number: brokers.get(one.leader, "") for number, one in found.topics[topic].partitions.items()}
 
+    def end(self, topic: str, partition: int) -> int:
+        """The offset after the last message, as its owner says."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": secrets.token_hex(4), **QUIET})
+        try:
+            return consumer.get_watermark_offsets(TopicPartition(topic, partition), WAIT_SECONDS)[1]
+        finally:
+            consumer.close()
+
     def kill(self, name: str) -> None:
         """At once, and nothing is finished."""
         self.signal(name, signal.SIGKILL)
@@ -106,6 +114,15 @@ class DevCluster:
     def signal(self, name: str, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.nodes[name]["pid"], number)
+
+    @contextlib.contextmanager
+    def without_bucket(self) -> Iterator[None]:
+        """The bucket answers nothing meanwhile."""
+        os.kill(self.facts["store_pid"], signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.facts["store_pid"], signal.SIGCONT)
 
     def crashes(self) -> list[str]:
         """What nodes said when they ended by a fault of their own."""

@@ -76,6 +76,32 @@ def test_nothing_acknowledged_is_lost_with_a_killed_node(cluster: DevCluster) ->
     until(lambda: cluster.operations.status().nodes == 3)
 
 
+def send(cluster: DevCluster, topic: str, numbers: range) -> None:
+    """To partition 0, each acknowledged before the next one is sent."""
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", **QUIET})
+    for number in numbers:
+        producer.produce(topic, b"%d" % number, partition=0)
+        assert producer.flush(WAIT_SECONDS) == 0
+
+
+def test_tail_that_was_not_shipped_is_there_again_with_its_node(cluster: DevCluster) -> None:
+    """With `durability=synced` it is missing while its node is dead. Nothing was written since: the node goes on with
+    it, at its offsets and in order, when it has the partition again."""
+    topic = cluster.create()
+    victim = cluster.leaders(topic)[0]
+    send(cluster, topic, range(20))
+    with cluster.without_bucket():
+        send(cluster, topic, range(20, 60))
+        cluster.kill(victim)
+    until(lambda: cluster.leaders(topic)[0] not in {victim, ""})
+    assert cluster.end(topic, 0) <= 20
+    cluster.start(victim)
+    until(lambda: cluster.operations.status().nodes == 3)
+    cluster.move(topic, 0, victim)
+    send(cluster, topic, range(60, 80))
+    assert consumed(cluster, topic, {0: 80})[0] == [(number, number) for number in range(80)]
+
+
 def test_load_of_a_partition_has_what_consumers_get(cluster: DevCluster) -> None:
     """A partition that is only read is no idle one: balance moves by what goes out of it, too."""
     topic = cluster.create()
