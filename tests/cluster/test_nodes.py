@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import Producer
 from tests.cluster.processes import QUIET, WAIT_SECONDS, DevCluster, Producing, consumed, until
 
+from tidelog.errors import StoreUnavailableError
 from tidelog.service.cluster_control import Load
 
 # Longer than a busy machine pauses a process: a node that is alive must not lose its partitions to others here.
@@ -74,6 +75,35 @@ def test_nothing_acknowledged_is_lost_with_a_killed_node(cluster: DevCluster) ->
     assert cluster.operations.status().nodes == 2
     cluster.start(victim)
     until(lambda: cluster.operations.status().nodes == 3)
+
+
+def test_an_older_node_serves_until_the_version_gate_is_raised(cluster: DevCluster) -> None:
+    """A rolling upgrade: nodes of two versions share the work. When older ones are refused, what one has goes elsewhere
+    without an error, it does not join again, and upgraded it does."""
+    old = "n2"
+    topic = cluster.create()
+    producing = Producing(cluster, topic)
+    producing.more()
+    cluster.shut_down(old)
+    cluster.start(old, "0.0.9")
+    until(lambda: {one["name"]: one["version"] for one in cluster.command("nodes")}[old] == "0.0.9")
+    cluster.move(topic, 0, old)
+    producing.more()
+    cluster.command("settings", "minimum_version=0.1")
+    assert cluster.operations.until(cluster.operations.is_empty(old), WAIT_SECONDS)
+    producing.more()
+    decided = [one for rounds in cluster.operations.decisions() for one in rounds.decisions]
+    assert f"{old} has version 0.0.9, older than 0.1" in {one.reason for one in decided if one.kind == "drain"}
+    cluster.shut_down(old)
+    with pytest.raises(StoreUnavailableError, match="did not start"):
+        cluster.start(old, "0.0.9")
+    assert "this is tidelog 0.0.9, the cluster requires 0.1" in (cluster.directory / f"{old}.log").read_text()
+    cluster.start(old)
+    until(lambda: cluster.operations.status().nodes == 3)
+    cluster.move(topic, 0, old)
+    producing.more()
+    check_everything_is_there(cluster, producing)
+    cluster.command("settings", "minimum_version=")
 
 
 def send(cluster: DevCluster, topic: str, numbers: range) -> None:
