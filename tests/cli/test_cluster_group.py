@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.cli.conftest import Cli
+
+from tidelog.cli.cluster.group import _node_row
+from tidelog.service.cluster_control import ClusterNode, Load, NodeLoad
 
 
 @pytest.mark.parametrize(
@@ -20,3 +24,24 @@ def test_command_without_etcd_names_the_option(cli: Cli, options: tuple[str, ...
     assert result.code == 2
     assert said in result.err
     assert "--metadata etcd://host:port" in result.err
+
+
+def test_row_of_a_node_has_its_load_in_both_directions() -> None:
+    """Bytes and messages, in and out: those that consumers get were missing."""
+    total = Load(bytes_in=1.0, bytes_out=2.0, messages_in=3.0, messages_out=4.0)
+    node = ClusterNode(
+        name="n1",
+        state="alive",
+        node_id=1,
+        kafka="",
+        http="",
+        zone="",
+        version="",
+        is_leader=True,
+        partitions=1,
+        engines=0,
+        slots=1,
+        load=NodeLoad(node="n1", at_us=1, total=total),
+    )
+    row = _node_row(node)
+    assert {name: row[name] for name in Load.__struct_fields__} == msgspec.structs.asdict(total)

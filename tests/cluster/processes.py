@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tidelog.cli.cluster.dev import NodeProcess, node_environment
 from tidelog.cli.dev_s3 import SeaweedDirectory
 from tidelog.cluster.operations import ClusterOperations
+from tidelog.errors import StoreUnavailableError
 from tidelog.store.keys import DEFAULT_ROOT
 from tidelog.store.metadata.open import open_metadata_store
 
@@ -30,6 +31,32 @@ QUIET = {"log_level": 0, "reconnect.backoff.max.ms": 500, "topic.metadata.refres
 
 
 SHOWN_LINES = 15
+
+
+_VERSIONED = """
+import sys, tidelog
+tidelog.__version__ = sys.argv[1]
+from tidelog.cli.main import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+class VersionedNode(NodeProcess):
+    """A node whose program says that it is of another version."""
+
+    def __init__(self, name: str, directory: Path, options: list[str], environment: dict[str, str], version: str):
+        self.name, self.log = name, directory.with_name(f"{name}.log")
+        command = [sys.executable, "-c", _VERSIONED, version, "serve", "--dir", str(directory), "--node", name]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--kafka", "127.0.0.1:0", "--http", "127.0.0.1:0", *options],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        self.kafka = self.http = ""
 
 
 class DevCluster:
@@ -99,6 +126,14 @@ class DevCluster:
         brokers = {one.id: names.get(f"{one.host}:{one.port}", "?") for one in found.brokers.values()}
         return {number: brokers.get(one.leader, "") for number, one in found.topics[topic].partitions.items()}
 
+    def end(self, topic: str, partition: int) -> int:
+        """The offset after the last message, as its owner says."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": secrets.token_hex(4), **QUIET})
+        try:
+            return consumer.get_watermark_offsets(TopicPartition(topic, partition), WAIT_SECONDS)[1]
+        finally:
+            consumer.close()
+
     def kill(self, name: str) -> None:
         """At once, and nothing is finished."""
         self.signal(name, signal.SIGKILL)
@@ -106,6 +141,15 @@ class DevCluster:
     def signal(self, name: str, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.nodes[name]["pid"], number)
+
+    @contextlib.contextmanager
+    def without_bucket(self) -> Iterator[None]:
+        """The bucket answers nothing meanwhile."""
+        os.kill(self.facts["store_pid"], signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.facts["store_pid"], signal.SIGCONT)
 
     def crashes(self) -> list[str]:
         """What nodes said when they ended by a fault of their own."""
@@ -125,13 +169,26 @@ class DevCluster:
                 found.append(name)
         return found
 
-    def start(self, name: str) -> None:
-        """Starts a node that was killed on its directory, as an operator would."""
+    def shut_down(self, name: str) -> None:
+        """As an operator does: it hands over first."""
+        self.signal(name, signal.SIGTERM)
+        until(lambda: name in self.missing())
+
+    def start(self, name: str, version: str | None = None) -> None:
+        """Starts a node that ended on its directory, as an operator would; of another version, if one is named."""
         keys = SeaweedDirectory(self.directory / "s3").keys()
         environment = node_environment(self.facts["endpoint"], keys, self._lease_seconds)
         options = ["--store", self.facts["store"], "--metadata", self.facts["metadata"]]
-        process = NodeProcess(name, self.directory / name, options, environment)
-        process.wait()
+        process = (
+            NodeProcess(name, self.directory / name, options, environment)
+            if version is None
+            else VersionedNode(name, self.directory / name, options, environment, version)
+        )
+        try:
+            process.wait()
+        except StoreUnavailableError:
+            process.stop()
+            raise
         if name in self._restarted:
             self._restarted[name].stop()
         self._restarted[name] = process

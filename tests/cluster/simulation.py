@@ -7,10 +7,11 @@ What is not: etcd, the time, the network, and the logs themselves (opening and s
 
 What goes wrong, by chance:
 
-    nodes      killed, paused, slow, with a wall clock that jumps, drained, the leader more often than others
+    nodes      killed, paused, slow, with a full disk or a wall clock that jumps, drained, the leader more often
     network    a node is cut off; answers of etcd are lost, before or after it has done what was asked; what a node has
                sent arrives much later
-    etcd       leases end before their time, watches are late or begin anew, nothing is answered for a while
+    etcd       leases end before their time, a node that got a new one cannot register, watches are late or begin anew,
+               nothing is answered for a while
 
 What must hold is said in `Checker`.
 """
@@ -140,6 +141,8 @@ class Wire(DelegatingMetadata):
         """Until then some answers are lost."""
         self.lags_until = float("-inf")
         """Until then some transactions arrive late."""
+        self.refuses_registration = False
+        """Whether the next one is lost, on the way there or back."""
 
     @property
     def is_bad(self) -> bool:
@@ -170,6 +173,8 @@ class Wire(DelegatingMetadata):
             self._simulation.in_flight.append(InFlight(now + chance.random() * 20, checks, writes))
             raise StoreUnavailableError("no answer")
         is_lost = now < self.loses_until and chance.random() < 0.3
+        if self.refuses_registration and any(write.key.startswith(KEYS.nodes_prefix) for write in writes):
+            is_lost, self.refuses_registration = True, False
         if is_lost and chance.random() < 0.5:
             raise StoreUnavailableError("it never arrived")
         versions = super()._commit(checks, writes)
@@ -269,6 +274,7 @@ class SimulatedNode:
         self.paused_until = float("-inf")
         self.slow_until = float("-inf")
         self.late_until = float("-inf")
+        self.full_until = float("-inf")
         self.clock = NodeClock(simulation.clock)
         self._simulation = simulation
         self.wire = Wire(simulation)
@@ -481,6 +487,7 @@ class SimulatedNode:
                 at_us=self.clock.now_us(),
                 open=len(self.owned),
                 opening=opening,
+                disk_free_bytes=0 if now < self.full_until else 1 << 40,
                 partitions={key: loads[key] for piece in self.owned if (key := key_of(piece))},
             ),
             NodeTail(at_us=self.clock.now_us()),
@@ -766,8 +773,11 @@ class Simulation:
         until = self.now + self.random.random() * 20
         if what in ("kill", "lease"):
             self._end(node, what)
-        elif what in ("pause", "slow", "clock"):
+        elif what in ("pause", "slow", "clock", "full disk"):
             self._disturb(node, what, until)
+        elif what == "half joined":
+            self._rob(node)
+            node.wire.refuses_registration = True
         elif what == "watch anew":
             node.view.begin_anew()
         elif what == "late watch" and not self._views:
@@ -787,6 +797,8 @@ class Simulation:
             node.paused_until = self.now + self.random.random() * 40
         elif what == "slow":
             node.slow_until = until
+        elif what == "full disk":
+            node.full_until = until
         else:
             node.clock.ahead_us = int(self.random.uniform(-1, 1) * self.random.choice([5e6, 7200e6, 1e12]))
 
@@ -829,6 +841,7 @@ class Simulation:
             self.checker.excuse([node])
             node.wire.is_cut = False
             node.paused_until = node.slow_until = node.late_until = float("-inf")
+            node.full_until = float("-inf")
             node.wire.loses_until = node.wire.lags_until = float("-inf")
             self.drain(node.name, False)
             if not node.is_up:
@@ -841,6 +854,10 @@ class Simulation:
         entry = self.etcd._entries.get(ownership.catalog.keys.owner)
         return entry is not None and entry.version == ownership.version
 
+    def absent(self) -> list[str]:
+        """Nodes that are up, and that the documents do not name: they would get nothing for ever."""
+        return [node.name for node in self.nodes if node.is_up and node.name not in self.truth.state.nodes]
+
     def moves(self, kind: str) -> int:
         """How many were decided of a kind."""
         return sum(one.kind == kind for rounds in read_decisions(self.etcd, KEYS) for one in rounds.decisions)
@@ -852,6 +869,18 @@ class Simulation:
 
 
 _MISFORTUNES = (
-    *("kill", "kill", "pause", "cut", "slow", "late watch", "watch anew", "clock", "answers lost", "arrives late"),
-    *("lease", "etcd is down", "drain", "undrain", "load"),
+    *(
+        "kill",
+        "kill",
+        "pause",
+        "cut",
+        "slow",
+        "full disk",
+        "late watch",
+        "watch anew",
+        "clock",
+        "answers lost",
+        "arrives late",
+    ),
+    *("lease", "half joined", "etcd is down", "drain", "undrain", "load"),
 )

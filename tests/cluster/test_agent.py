@@ -9,7 +9,7 @@ import msgspec
 
 from tidelog.cluster.agent import Agent, Piece, engine_piece
 from tidelog.cluster.documents import NOBODY, ClusterState, Coordinators, EnginePlacement, TopicPlacement
-from tidelog.errors import HeldError, StoreUnavailableError, TidelogError
+from tidelog.errors import HeldError, StoreUnavailableError
 from tidelog.service.placement import SLOTS
 from tidelog.store.document import encode_json
 from tidelog.store.keys import ClusterKeys
@@ -27,8 +27,8 @@ class FakeHost:
 
     def __init__(self) -> None:
         self.open: set[tuple[str, int]] = set()
-        self.failures: list[TidelogError] = []
-        self.release_failures: list[TidelogError] = []
+        self.failures: list[Exception] = []
+        self.release_failures: list[Exception] = []
         self.gate: asyncio.Event | None = None
         self.fenced: list[tuple[TopicName, int]] = []
         self.calls: list[str] = []
@@ -161,6 +161,49 @@ def test_agent_asks_again_for_what_another_node_holds() -> None:
         await documents.settled()
         assert (parts(host), documents.agent.opening, documents.agent.failures) == ({0}, 0, {})
         assert host.calls == ["open 0"] * 4
+
+    asyncio.run(run())
+
+
+def test_agent_tries_again_after_an_error_of_the_disk() -> None:
+    """Loss prevented: it began again at once and without end, and nothing said so."""
+
+    async def run() -> None:
+        host = FakeHost()
+        host.failures = [OSError(5, "Input/output error"), KeyError("orders")]
+        documents = Documents(host)
+        documents.place("a")
+        said: list[dict[str, str]] = []
+        while documents.agent._working:
+            await asyncio.sleep(0.001)
+            now = {str(piece): text for piece, text in documents.agent.failures.items()}
+            if now and now not in said:
+                said.append(now)
+                assert len(host.calls) == len(said), "a pause comes before it is tried again"
+        assert said == [
+            {"shop/orders, partition 0": "OSError: [Errno 5] Input/output error"},
+            {"shop/orders, partition 0": "KeyError: 'orders'"},
+        ]
+        assert (parts(host), documents.agent.failures) == ({0}, {})
+
+    asyncio.run(run())
+
+
+def test_agent_gives_up_what_is_fenced_also_where_the_disk_fails() -> None:
+    """Loss prevented: the node could not join again, since one of its partitions could not be closed."""
+
+    async def run() -> None:
+        host = FakeHost()
+        documents = Documents(host)
+        documents.place("a", "a")
+        await documents.settled()
+        host.fenced = [(ORDERS, 0)]
+        host.release_failures = [OSError(5, "Input/output error")]
+        documents.place("b", "a")
+        await documents.agent.drop_fenced()
+        await documents.settled()
+        assert {piece.number for piece in documents.agent.held} == {1}
+        assert host.open == {(str(ORDERS), 1)}
 
     asyncio.run(run())
 

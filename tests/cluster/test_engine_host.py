@@ -312,6 +312,35 @@ def test_engine_is_readable_while_it_is_restored_and_changed_after(
     run(work)
 
 
+def test_engine_whose_restore_fails_on_the_disk_is_restored_again(
+    tmp_path: Path, etcd_server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loss prevented: an error that nobody had foreseen left it readable, and closed to changes for ever."""
+    original = engine_wiring.open_engine_at
+    failed: list[Path] = []
+
+    async def work() -> None:
+        async with clustered(tmp_path, etcd_server.url) as nodes:
+            await nodes.ask(nodes.operations.add_engine, NAME)
+            await nodes.owned()
+            first, second = nodes.owner, nodes.other
+            await nodes.ask(filled, first.url, 1, 10)
+
+            def failing_once(directory: Path, *arguments: Any, **options: Any) -> Any:
+                if not failed:
+                    failed.append(directory)
+                    raise OSError(5, "Input/output error")
+                return original(directory, *arguments, **options)
+
+            monkeypatch.setattr(engine_wiring, "open_engine_at", failing_once)
+            await nodes.move(second)
+            assert failed
+            assert NAME not in second.node.http.restoring
+            assert (await nodes.ask(filled, first.url, 10, 12))[0] == 11
+
+    run(work)
+
+
 def test_entries_that_are_applied_while_an_engine_is_sealed_are_moved_too(
     tmp_path: Path, etcd_server: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

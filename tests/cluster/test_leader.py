@@ -6,9 +6,19 @@ import msgspec
 import pytest
 
 from tidelog.clock import ManualClock
-from tidelog.cluster.documents import ClusterSettings, ClusterState, Request, TopicPlacement, decoded
+from tidelog.cluster.documents import (
+    NOBODY,
+    ClusterSettings,
+    ClusterState,
+    EnginePlacement,
+    NodeId,
+    Request,
+    TopicPlacement,
+    decoded,
+)
 from tidelog.cluster.leader import MAX_DECISIONS, LeaderRounds, TopicSeen, read_decisions
 from tidelog.cluster.member import Identity, Member
+from tidelog.service.cluster_control import NodeLoad
 from tidelog.store.document import encode_json
 from tidelog.store.keys import ClusterKeys
 from tidelog.store.metadata.base import Check
@@ -34,6 +44,7 @@ class Bench:
         assert self.members[0].campaign() is not None
         self.rounds = LeaderRounds(self.etcd, KEYS, self.clock, "a")
         self.rounds._began_at = float("-inf")  # it waits for nobody any more
+        self._asked = 0
 
     @property
     def leads_by(self) -> Check:
@@ -54,6 +65,20 @@ class Bench:
         found = decoded(self.etcd.get(KEYS.topic(*ORDERS)), TopicPlacement)
         assert found is not None
         return found.partitions
+
+    def ask(self, *requests: Request) -> None:
+        """What operators ask for, one after the other."""
+        for request in requests:
+            self._asked += 1
+            self.etcd.put(KEYS.request(f"{self._asked:04d}"), encode_json(request))
+
+
+def move(node: str, partition: int = 0, *, pin: bool = False) -> Request:
+    return Request(kind="move", asked_us=1, topic=str(ORDERS), partition=partition, node=node, pin=pin)
+
+
+def move_engine(node: str, *, pin: bool = False) -> Request:
+    return Request(kind="move-engine", asked_us=1, engine="photos", node=node, pin=pin)
 
 
 @pytest.fixture
@@ -138,6 +163,70 @@ def test_requests_are_forgotten_when_they_are_done_or_cannot_be(bench: Bench) ->
             member.beat()
         bench.rounds.round(bench.state(), {}, bench.leads_by)
     assert bench.state().requests == {}
+
+
+def test_a_node_below_the_disk_floor_gets_nothing(bench: Bench) -> None:
+    """By what it has reported last; one that has reported nothing yet has room, and a floor of 0 is none."""
+    loads = {"a": NodeLoad(node="a", at_us=1, disk_free_bytes=(1 << 30) - 1)}
+    bench.create("", "", "", "")
+    bench.rounds.round(bench.state(), loads, bench.leads_by)
+    assert bench.placed() == ("b",) * 4
+    bench.etcd.put(KEYS.settings, encode_json(ClusterSettings(min_disk_free_bytes=0)))
+    bench.create("", "", "", "")
+    bench.rounds.round(bench.state(), loads, bench.leads_by)
+    assert sorted(bench.placed()) == ["a", "a", "b", "b"]
+
+
+def test_a_pin_is_set_and_ended_where_there_is_nothing_to_move(bench: Bench) -> None:
+    """Loss prevented: the command said that it was done, nothing was written, and balance took the partition away."""
+    bench.create("a", "b", "b")
+    bench.etcd.put(KEYS.engine("photos"), encode_json(EnginePlacement(node="b")))
+    for pin, expected in ((True, {1: "b"}), (False, {})):
+        bench.ask(move("b", partition=1, pin=pin), move_engine("b", pin=pin))
+        bench.rounds.round(bench.state(), {}, bench.leads_by)
+        state = bench.state()
+        assert (state.requests, bench.placed()) == ({}, ("a", "b", "b"))
+        assert state.topics[ORDERS].pins == expected
+        assert (state.engines["photos"].node, state.engines["photos"].pin) == ("b", "b" if pin else NOBODY)
+    assert not [one for one in read_decisions(bench.etcd, KEYS) if one.decisions[0].slot < 0]
+
+
+def test_a_pin_is_set_where_a_failover_was_faster(bench: Bench) -> None:
+    """Loss prevented: what failed over to the node that was asked for was not pinned there."""
+    bench.create("gone")
+    bench.etcd.put(KEYS.engine("photos"), encode_json(EnginePlacement(node="gone")))
+    bench.etcd.put(KEYS.node_id("b"), encode_json(NodeId(node_id=2, is_draining=True)))  # there is one node left
+    bench.ask(move("a", pin=True), move_engine("a", pin=True))
+    bench.rounds.round(bench.state(), {}, bench.leads_by)
+    kinds = {one.kind for rounds in read_decisions(bench.etcd, KEYS) for one in rounds.decisions if one.slot < 0}
+    assert kinds == {"failover"}
+    state = bench.state()
+    assert (state.requests, state.topics[ORDERS].pins, state.engines["photos"].pin) == ({}, {0: "a"}, "a")
+
+
+def test_requests_about_one_thing_are_carried_out_in_their_order(bench: Bench) -> None:
+    """The last one says where it ends, and whether it is pinned."""
+    bench.create("a", "b")
+    bench.etcd.put(KEYS.engine("photos"), encode_json(EnginePlacement(node="a")))
+    for ask in (move, move_engine):
+        bench.ask(ask("a"), ask("b", pin=True), ask("a", pin=True), ask("b"), ask("a"))
+    for _ in range(8):
+        bench.rounds.round(bench.state(), {}, bench.leads_by)
+    state = bench.state()
+    assert (state.requests, bench.placed()[0], state.topics[ORDERS].pins) == ({}, "a", {})
+    assert (state.engines["photos"].node, state.engines["photos"].pin) == ("a", NOBODY)
+
+
+def test_a_request_stays_until_its_consequence_is_written(bench: Bench) -> None:
+    """The topic was changed meanwhile: the move is planned again, and the pin comes with it."""
+    bench.create("a", "b")
+    bench.ask(move("b", pin=True))
+    state = bench.state()
+    bench.create("a", "b", "b")
+    bench.rounds.round(state, {}, bench.leads_by)
+    assert bench.state().requests
+    bench.rounds.round(bench.state(), {}, bench.leads_by)
+    assert (bench.state().requests, bench.state().topics[ORDERS].pins) == ({}, {0: "b"})
 
 
 def test_a_topic_of_many_partitions_is_given_out_in_transactions_that_etcd_takes(bench: Bench) -> None:

@@ -71,6 +71,29 @@ def test_new_partitions_are_spread_over_nodes_and_zones() -> None:
     assert zones == {"x": 1, "y": 1, "z": 1}
 
 
+def test_a_node_without_room_on_its_disk_gets_nothing_while_another_has_some() -> None:
+    """Not by assignment, failover, drain or balance; what is pinned there or asked for it gets, and it keeps what it
+    has. When all are full the partitions are served all the same."""
+    there = nodes("a", "b", "c", "d", zones=("x", "y"))
+    there["a"] = there["a"]._replace(has_room=False)
+    there["d"] = there["d"]._replace(is_usable=False)
+    topics = {
+        ORDERS: topic("", "gone", "d", "a", "", "c", pins={4: "a"}),
+        TopicName("shop", "busy"): topic(*["b", "c"] * 12),
+    }
+    engines = {name: EnginePlacement(node=node) for name, node in (("new", ""), ("old", "b"), ("older", "b"))}
+    before = situation(there, topics, engines=engines, requests={"1": Request(kind="balance", asked_us=1)})
+    decisions = plan(before)
+    assert [one.subject for one in decisions if one.to == "a" and one.slot < 0] == ["shop/orders/4"]
+    after = carried_out(before, decisions)
+    assert after.topics[ORDERS].partitions[3] == "a"
+    assert not {"", "gone", "d"} & set(after.topics[ORDERS].partitions)
+    assert {one.kind for one in decisions if one.engine} == {"assign"}
+    full = {name: node._replace(has_room=False) for name, node in nodes("a", "b").items()}
+    before = situation(full, {ORDERS: topic("", "", "", "")})
+    assert counts(carried_out(before, plan(before))) == {"a": 2, "b": 2}
+
+
 def test_a_node_that_is_empty_does_not_get_a_whole_topic() -> None:
     """Others have more already, and get their share of it all the same: its load would be on one node."""
     there = nodes("a", "b", "c")

@@ -78,6 +78,32 @@ def test_a_member_is_seen_until_its_lease_runs_out(etcd: MemoryMetadataStore, cl
     assert (one.leases_lost, one.node_id) == (1, 1)
 
 
+def test_a_node_whose_registration_failed_joins_again(etcd: MemoryMetadataStore, clock: ManualClock) -> None:
+    """Loss prevented: it renewed the lease that it had got, took itself for a member, and no other node ever saw it."""
+
+    class RefusesOnce(DelegatingMetadata):
+        is_refusing = True
+
+        def _commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Mapping[str, str]:
+            if self.is_refusing:
+                self.is_refusing = False
+                raise StoreUnavailableError("it never arrived")
+            return super()._commit(checks, writes)
+
+    one = member(etcd, clock, "a")
+    one.prepare()
+    one._metadata = RefusesOnce(etcd)
+    with pytest.raises(StoreUnavailableError):
+        one.join()
+    assert not alive(one)
+    assert not etcd._lease_ends, "the lease that it could not use is given back"
+    with pytest.raises(LeaseLostError):
+        one.beat()
+    one.join()
+    assert alive(one)
+    assert etcd.get(KEYS.node("a")) is not None
+
+
 def test_leaving_ends_a_membership_at_once(etcd: MemoryMetadataStore, clock: ManualClock) -> None:
     """With everything that hung on its lease."""
     one = member(etcd, clock, "a")

@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import Producer
 from tests.cluster.processes import QUIET, WAIT_SECONDS, DevCluster, Producing, consumed, until
 
+from tidelog.errors import StoreUnavailableError
 from tidelog.service.cluster_control import Load
 
 # Longer than a busy machine pauses a process: a node that is alive must not lose its partitions to others here.
@@ -74,6 +75,61 @@ def test_nothing_acknowledged_is_lost_with_a_killed_node(cluster: DevCluster) ->
     assert cluster.operations.status().nodes == 2
     cluster.start(victim)
     until(lambda: cluster.operations.status().nodes == 3)
+
+
+def test_an_older_node_serves_until_the_version_gate_is_raised(cluster: DevCluster) -> None:
+    """A rolling upgrade: nodes of two versions share the work. When older ones are refused, what one has goes elsewhere
+    without an error, it does not join again, and upgraded it does."""
+    old = "n2"
+    topic = cluster.create()
+    producing = Producing(cluster, topic)
+    producing.more()
+    cluster.shut_down(old)
+    cluster.start(old, "0.0.9")
+    until(lambda: {one["name"]: one["version"] for one in cluster.command("nodes")}[old] == "0.0.9")
+    cluster.move(topic, 0, old)
+    producing.more()
+    cluster.command("settings", "minimum_version=0.1")
+    assert cluster.operations.until(cluster.operations.is_empty(old), WAIT_SECONDS)
+    producing.more()
+    decided = [one for rounds in cluster.operations.decisions() for one in rounds.decisions]
+    assert f"{old} has version 0.0.9, older than 0.1" in {one.reason for one in decided if one.kind == "drain"}
+    cluster.shut_down(old)
+    with pytest.raises(StoreUnavailableError, match="did not start"):
+        cluster.start(old, "0.0.9")
+    assert "this is tidelog 0.0.9, the cluster requires 0.1" in (cluster.directory / f"{old}.log").read_text()
+    cluster.start(old)
+    until(lambda: cluster.operations.status().nodes == 3)
+    cluster.move(topic, 0, old)
+    producing.more()
+    check_everything_is_there(cluster, producing)
+    cluster.command("settings", "minimum_version=")
+
+
+def send(cluster: DevCluster, topic: str, numbers: range) -> None:
+    """To partition 0, each acknowledged before the next one is sent."""
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", **QUIET})
+    for number in numbers:
+        producer.produce(topic, b"%d" % number, partition=0)
+        assert producer.flush(WAIT_SECONDS) == 0
+
+
+def test_tail_that_was_not_shipped_is_there_again_with_its_node(cluster: DevCluster) -> None:
+    """With `durability=synced` it is missing while its node is dead. Nothing was written since: the node goes on with
+    it, at its offsets and in order, when it has the partition again."""
+    topic = cluster.create()
+    victim = cluster.leaders(topic)[0]
+    send(cluster, topic, range(20))
+    with cluster.without_bucket():
+        send(cluster, topic, range(20, 60))
+        cluster.kill(victim)
+    until(lambda: cluster.leaders(topic)[0] not in {victim, ""})
+    assert cluster.end(topic, 0) <= 20
+    cluster.start(victim)
+    until(lambda: cluster.operations.status().nodes == 3)
+    cluster.move(topic, 0, victim)
+    send(cluster, topic, range(60, 80))
+    assert consumed(cluster, topic, {0: 80})[0] == [(number, number) for number in range(80)]
 
 
 def test_load_of_a_partition_has_what_consumers_get(cluster: DevCluster) -> None:

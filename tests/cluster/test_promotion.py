@@ -19,7 +19,7 @@ from tidelog.engine_wiring import open_engine_at, restore_directory
 from tidelog.errors import ConfigError, FencedError, InputError, StoreUnavailableError
 from tidelog.store.document import encode_json
 from tidelog.store.keys import DEFAULT_ROOT, ClusterKeys, EngineKeys
-from tidelog.store.metadata.base import Check, MetadataStore, Write
+from tidelog.store.metadata.base import Check, MetadataStore, Put, Write
 from tidelog.store.metadata.open import open_metadata_store
 from tidelog.store.object_store import ObjectStore
 from tidelog.store.urls import open_store
@@ -228,6 +228,34 @@ def test_promotion_is_refused_while_a_node_is_alive(tmp_path: Path) -> None:
         metadata.put(ClusterKeys().node("n1"), b"{}")
         with pytest.raises(InputError, match="n1"):
             promote(metadata, DEFAULT_ROOT, open_store((tmp_path / "second").as_uri()), SystemClock())
+
+
+def test_promotion_stops_when_a_node_comes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss prevented: it was asked once, and a node that started a moment later served from a catalog that was being
+    replaced. When the node is gone it goes on to its end."""
+    region, keys = local_region(tmp_path), ClusterKeys()
+    region.live()
+    replica = open_store(region.second)
+    with open_metadata_store(region.metadata) as metadata:
+        whole = metadata.commit
+        commits: list[int] = []
+
+        def joined_after_the_first(checks: Sequence[Check], writes: Sequence[Write]) -> Mapping[str, str]:
+            commits.append(len(writes))
+            written = whole(checks, writes)
+            if len(commits) == 1:
+                whole([], [Put(keys.node("n1"), b"{}")])
+            return written
+
+        with monkeypatch.context() as patch:
+            patch.setattr(metadata, "commit", joined_after_the_first)
+            with pytest.raises(InputError, match="these nodes are alive: n1"):
+                promote(metadata, DEFAULT_ROOT, replica, SystemClock())
+        assert len(commits) == 1
+        metadata.delete(keys.node("n1"))
+        promote(metadata, DEFAULT_ROOT, replica, SystemClock())
+        with pytest.raises(ConfigError, match="already"):
+            plan_promotion(metadata, DEFAULT_ROOT, replica)
 
 
 def test_store_that_is_no_replica_is_refused(tmp_path: Path) -> None:

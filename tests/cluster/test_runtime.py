@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -43,7 +44,9 @@ class RunningNode:
     def _measure(self) -> tuple[NodeLoad, NodeTail]:
         now_us, agent = SystemClock().now_us(), self.cluster.agent
         opening = 0 if agent is None else agent.opening
-        load = NodeLoad(node=self.name, at_us=now_us, open=len(self.host.open), opening=opening)
+        load = NodeLoad(
+            node=self.name, at_us=now_us, disk_free_bytes=1 << 40, open=len(self.host.open), opening=opening
+        )
         unshipped = Unshipped(messages=self.unshipped, bytes=100, seconds=1.0)
         return load, NodeTail(at_us=now_us, topics={str(ORDERS): unshipped} if self.unshipped else {})
 
@@ -150,6 +153,50 @@ def test_partitions_of_a_node_that_died_are_opened_elsewhere() -> None:
             await until(lambda: sum(node.cluster.leads for node in alive) == 1)
             slots = alive[0].cluster.state.coordinators.slots
             assert dead.name not in slots
+
+    run(work)
+
+
+def test_a_leader_whose_round_failed_leads_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss prevented: its loop ended with the first error that nobody had foreseen, it kept its lease, and nothing was
+    given to anybody from then on. Loops that report and follow go on, too."""
+
+    async def work(etcd: MemoryMetadataStore) -> None:
+        async with running(etcd, 2) as nodes:
+            await until(lambda: all(len(node.cluster.placement.nodes()) == 2 for node in nodes))
+            leader = next(node for node in nodes if node.cluster.leads).cluster
+            loads = leader._loads
+            assert loads is not None
+            seen: list[str] = []
+
+            def failing_once(name: str, there: object, method: str) -> None:
+                right = getattr(there, method)
+
+                def fail(*arguments: Any) -> Any:
+                    if name not in seen:
+                        seen.append(name)
+                        raise KeyError(name)
+                    if name in leader.failures:
+                        seen.append(f"{name}: {leader.failures[name]}")
+                    return right(*arguments)
+
+                monkeypatch.setattr(there, method, fail)
+
+            failing_once("lead", leader.rounds, "round")
+            failing_once("load", leader, "measure")
+            failing_once("documents", leader._watch, "next")
+            failing_once("loads", loads._watch, "next")
+            failing_once("lease", leader.member, "beat")
+            failing_once("sign of life", leader.agent, "renew")
+            every = {"lead", "load", "documents", "loads", "lease", "sign of life"}
+            for number in range(2):  # what is followed has news
+                etcd.put(ClusterKeys().topic("shop", f"news-{number}"), b"{}")
+                leader._progress.set()
+                await until(lambda: {"documents", "loads", "load"} <= set(seen))
+            await until(lambda: {f"{name}: KeyError: '{name}'" for name in every} <= set(seen))
+            await nodes[0].cluster.placement.create(ORDERS, 4, {})
+            await until(lambda: set().union(*map(parts, nodes)) == set(range(4)))
+            await until(lambda: not leader.failures)
 
     run(work)
 

@@ -41,6 +41,7 @@ def check_end(simulation: Simulation, seed: int) -> None:
     assert simulation.off_balance() <= BALANCED, f"seed {seed}"
     assert simulation.moves("balance") <= simulation.settings.max_moves_per_hour, f"seed {seed}"
     assert not simulation.checker.unserved_since, f"seed {seed}"
+    assert simulation.absent() == [], f"seed {seed}: up, and not registered"
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -205,6 +205,17 @@ def test_topics_of_one_flush_are_shipped_before_it_goes(opened: Callable[[str], 
     assert documents(topic) == []
 
 
+def test_durability_that_is_not_offered_is_refused(opened: Callable[[str], LogDirectory]) -> None:
+    """No acknowledgement says more than what stands behind it: there is no copy on another node's disk."""
+    log = opened("a")
+    log.topic(NAME)
+    with pytest.raises(ConfigError, match="durability must be one of shipped, synced"):
+        log.configure_topic(NAME, durability="replicated")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="durability must be one of shipped, synced"):
+        log.topic(OTHER, durability="replicated")  # type: ignore[call-overload]
+    assert log.topics() == [NAME]
+
+
 def test_durability_can_be_changed_while_the_topic_is_open(opened: Callable[[str], LogDirectory]) -> None:
     """What was synced before the change is flushed as well."""
     log = opened("a")

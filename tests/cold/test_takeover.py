@@ -310,6 +310,22 @@ def test_an_owner_that_accepted_nothing_gives_the_lineage_back(stores: Stores) -
     assert put_aside(node) == []
 
 
+def test_an_owner_that_accepted_nothing_gives_the_lineage_back_as_it_seals(stores: Stores) -> None:
+    """Loss prevented: a planned move put the tail of the node before aside, though nobody had written since. After the
+    claim of another that accepts something it is put aside."""
+    node = lived(stores, "a", ship=5, keep=4)
+    for name in ("b", "c"):
+        other = Node(stores, name).open()
+        other.owned.seal(5, is_unused=True)
+        other.close()
+    with node.open() as again:
+        assert (again.log.next_offset, again.owned.epoch) == (9, 4)
+    assert put_aside(node) == []
+    lived(stores, "b", ship=1, keep=0)
+    assert node.take().next_offset == 6
+    assert put_aside(node) == [(5, 9)]
+
+
 def test_tails_of_several_lives_stay_apart(stores: Stores) -> None:
     """Fenced twice, a node has two tails, the older one first."""
     node = lived(stores, "a", ship=1, keep=2)

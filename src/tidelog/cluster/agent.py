@@ -5,9 +5,9 @@ Invariants
   when the piece is as the documents want it: one that is moved away while it is being opened is released after.
 - What another node still holds is asked for again every few hundredths of a second: the fencing of the cold tier says
   when it is free, not the documents.
-- What fails is tried again, less often each time, and said once. A partition that is not wanted here any more is
-  released, whether it was opened here or not: a request of a client may have opened it first, and one whose opening
-  failed may be claimed all the same, if only the answer was lost.
+- What fails, with whatever error, is tried again, less often each time, and said once. A partition that is not wanted
+  here any more is released, whether it was opened here or not: a request of a client may have opened it first, and one
+  whose opening failed may be claimed all the same, if only the answer was lost.
 - A change costs as much as the topics that it is about, however many there are.
 """
 
@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from tidelog.clock import jittered
 from tidelog.cluster.documents import ClusterState, topic_of_key
+from tidelog.cluster.failures import Failures
 from tidelog.errors import ConflictError, HeldError, LockedError, TidelogError
 from tidelog.topics.names import TopicName
 
-_logger = logging.getLogger("tidelog.cluster")
 _AT_ONCE = 16
 HELD_SECONDS = 0.05
 _FIRST_PAUSE_SECONDS = 0.1
@@ -125,7 +124,7 @@ class Agent:
 
     def __init__(self, node: str, host: Host, engines: EngineHost | None = None) -> None:
         self.held: set[Piece] = set()
-        self.failures: dict[Piece, str] = {}
+        self.failures = Failures[Piece]()
         self._wanted = Wanted(node)
         self._host = host
         self._engines = engines
@@ -182,18 +181,12 @@ class Agent:
                         await self._change(piece, opens)
             except (HeldError, LockedError, ConflictError):
                 await asyncio.sleep(jittered(HELD_SECONDS))
-            except TidelogError as error:
-                self._failed(piece, opens, error)
+            except Exception as error:  # noqa: BLE001 - a disk, too, raises what it likes
+                self.failures.add(piece, f"{piece} cannot be {'opened' if opens else 'released'}", error)
                 await asyncio.sleep(jittered(pause_seconds))
                 pause_seconds = min(pause_seconds * 2, _LONGEST_PAUSE_SECONDS)
             else:
                 self.failures.pop(piece, None)
-
-    def _failed(self, piece: Piece, opens: bool, error: TidelogError) -> None:
-        if self.failures.get(piece) != error.message:
-            verb = "opened" if opens else "released"
-            _logger.warning("%s cannot be %s, and is tried again: %s", piece, verb, error)
-        self.failures[piece] = error.message
 
     async def _change(self, piece: Piece, opens: bool) -> None:
         await self._call(piece, opens)
@@ -230,9 +223,9 @@ class Agent:
         if self._engines is not None:
             fenced |= {engine_piece(name) for name in await self._engines.fenced_engines()}
         for piece in sorted(self.held & fenced):
-            with contextlib.suppress(TidelogError):
-                if piece.kind == "partition":
-                    self._doubtful.add(piece)  # until it has succeeded
+            if piece.kind == "partition":
+                self._doubtful.add(piece)  # until it has succeeded
+            with contextlib.suppress(TidelogError, OSError):
                 await self._change(piece, False)
             self.held.discard(piece)
             self._begin(piece)

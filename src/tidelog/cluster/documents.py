@@ -130,6 +130,10 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     settle_seconds: Annotated[float, msgspec.Meta(ge=0)] = 15.0
     """After a node has come, nothing is moved for the sake of balance for so long: others may be coming too."""
 
+    min_disk_free_bytes: Annotated[int, msgspec.Meta(ge=0)] = 1 << 30
+    """A node with less room on its disk gets nothing, as long as another one has more, but for pins and what was asked
+    for. It keeps what it has. 0: disks are not looked at."""
+
     weight_partition: Annotated[float, msgspec.Meta(ge=0)] = 1.0
     """What a partition weighs by being there (`weighted`)."""
     weight_bytes_in: Annotated[float, msgspec.Meta(ge=0)] = 1.0
@@ -154,6 +158,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     engine: str = ""
     node: str = NOBODY
     pin: bool = False
+
+    @property
+    def subject(self) -> str:
+        """What it is about, as `Decision.subject`."""
+        return f"engine {self.engine}" if self.kind == "move-engine" else f"{self.topic}/{self.partition}"
 
 
 DecisionKind = Literal["assign", "failover", "drain", "pin", "move", "balance", "slot", "engine"]

@@ -11,8 +11,8 @@ Invariants
   and a directory that another node has gone on without is never served again.
 - What was applied and not shipped when a node died is in the orchestrator's log, since the truncation mark of an engine
   is what its store has. It is on the disk of that node, too, and is set aside there, not deleted.
-- An engine that is lost (fenced, failed, or its restore failed) is closed, and the agent is told: it opens it again if
-  it is still this node's.
+- An engine that is lost (fenced, failed, or its restore failed, with whatever error) is closed, and the agent is told:
+  it opens it again if it is still this node's. None stays `restoring` that nobody restores.
 - Everything but `_open` and `_close` runs in the event loop.
 """
 
@@ -27,6 +27,7 @@ from pathlib import Path
 import msgspec
 
 from tidelog.cluster.documents import EngineArguments
+from tidelog.cluster.failures import Failures
 from tidelog.cold.ownership import read_local_claim
 from tidelog.config import EngineConfig
 from tidelog.engine.cold.shipping import Shipping
@@ -80,6 +81,7 @@ class ClusterEngines:
         """Also after they are restored: their readers are closed with the engines."""
         self._finishing: dict[str, asyncio.Task[None]] = {}
         self._looking: asyncio.Task[None] | None = None
+        self._failures = Failures[str]()
         self.lost: Callable[[str], None] = lambda name: None
 
     # Opening
@@ -164,8 +166,8 @@ class ClusterEngines:
         try:
             engine = await restoring.wait_async()
             await in_store_thread(_verify, engine)
-        except TidelogError as error:
-            _logger.warning("the engine %s was not restored, and is tried again: %s", name, error)
+        except Exception as error:  # noqa: BLE001 - a disk, too, raises what it likes
+            self._failures.add(name, f"the engine {name} was not restored", error)
             await self._give_up(name)
             return
         self._service.restoring.pop(name, None)
@@ -193,7 +195,7 @@ class ClusterEngines:
             await engine.ship_async()
         except ReopenError as error:
             _logger.warning("the engine %s is closed without shipping: %s", name, error)
-        except TidelogError:
+        except Exception:
             self._serve(name, engine)  # until the store answers, or the node is to keep it
             raise
         is_shipped = engine.applied_seq == engine.high_water_mark and not _is_lost(engine)
@@ -228,14 +230,17 @@ class ClusterEngines:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             for name, engine in list(self._open_here.items()):
-                if name in self._service.engines and _is_lost(engine):
-                    _logger.warning("the engine %s is lost here, and is opened again if it is to be served", name)
-                    await self._give_up(name)
+                with self._failures.step(name, f"whether the engine {name} is lost is not known"):
+                    if name in self._service.engines and _is_lost(engine):
+                        _logger.warning("the engine %s is lost here, and is opened again if it is to be served", name)
+                        await self._give_up(name)
 
     async def _give_up(self, name: str) -> None:
         self._finishing.pop(name, None)
-        with contextlib.suppress(TidelogError):
+        try:
             await self._close(name)
+        except Exception as error:  # noqa: BLE001 - it is not served any more, however it was closed
+            self._failures.add(name, f"the engine {name} was closed with an error", error)
         self.lost(name)
 
     async def fenced_engines(self) -> list[str]:

@@ -318,7 +318,7 @@ def write_metrics(exposition: Exposition, cluster: Cluster, meter: LoadMeter) ->
         "assigned_partitions": owners.count(member.name),
         "opening_partitions": 0 if agent is None else agent.opening,
         "releasing_partitions": 0 if agent is None else agent.releasing,
-        "failures": 0 if agent is None else len(agent.failures),
+        "failures": len(cluster.failures) + (0 if agent is None else len(agent.failures)),
         "slots": state.coordinators.slots.count(member.name),
         "decisions_total": cluster.rounds.decided,
         "unshipped_messages": sum(one.messages for one in lost),

@@ -5,6 +5,7 @@ Invariants
   changes nothing any more, however long it slept.
 - A topic's document is replaced on the version that the plan was made from; what was changed since is planned again.
 - What was decided is written in the same transaction as its consequence: there is no move without its reason.
+- A request goes after its consequences were written, among them the pin that it sets or ends, whoever made the move.
 - The log of decisions is bounded: the oldest go.
 - A leader that is new reads the decisions of the last hour: limits an hour hold over changes of the leader. From there
   on it counts by a clock that never jumps.
@@ -134,7 +135,7 @@ class LeaderRounds:
         return Situation(
             now=now,
             settings=state.settings,
-            nodes={name: candidate(state, name) for name in sorted(state.nodes)},
+            nodes={name: candidate(state, name, loads.get(name)) for name in sorted(state.nodes)},
             topics=state.topics,
             engines=state.engines,
             coordinators=state.coordinators,
@@ -177,14 +178,22 @@ class LeaderRounds:
         if self.is_gathering:
             return []
         decisions = plan(situation)
-        changes = [*self._topic_changes(state, decisions), *self._other_changes(state, decisions)]
-        changes += self._request_changes(state, decisions)
+        carried_out, ends = self._answered(state, decisions)
+        changes = [
+            *self._topic_changes(state, decisions, carried_out),
+            *self._other_changes(state, decisions, carried_out),
+        ]
         versions = dict(state.versions)
         written: list[Entry] = []
+        is_whole = True
         for some in _transactions(changes):
             entries = self._write(some, versions, leads_by)
+            is_whole = is_whole and bool(entries)
             versions.update((entry.key, entry.version) for entry in entries)
             written += entries
+        if is_whole:
+            for some in _transactions(ends):
+                self._write(some, versions, leads_by)
         return written
 
     def _waits_for_others(self, situation: Situation) -> bool:
@@ -195,69 +204,76 @@ class LeaderRounds:
         counts = {} if self._inventory is None else self._inventory.counts()
         return 2 * sum(count for node, count in counts.items() if node not in situation.nodes) > sum(counts.values())
 
-    def _topic_changes(self, state: ClusterState, decisions: Sequence[Decision]) -> Iterable[_Change]:
+    def _topic_changes(
+        self, state: ClusterState, decisions: Sequence[Decision], carried_out: Sequence[Request]
+    ) -> Iterable[_Change]:
         by_topic: dict[TopicName, list[Decision]] = defaultdict(list)
         for decision in decisions:
             if decision.topic:
                 by_topic[TopicName(*decision.topic.split("/", 1))].append(decision)
-        asked = {(request.topic, request.partition): request for request in _moves(state)}
-        for topic, all_of_it in by_topic.items():
-            placement = state.topics[topic]
-            for first in range(0, len(all_of_it), _DECISIONS_AT_ONCE):
+        pins: dict[TopicName, dict[int, str]] = defaultdict(dict)
+        for request in carried_out:
+            if request.kind == "move":
+                pins[TopicName(*request.topic.split("/", 1))][request.partition] = _pin_of(request)
+        for topic in {**by_topic, **pins}:
+            before, all_of_it = state.topics[topic], by_topic.get(topic, [])
+            placement = _pinned(before, pins.get(topic, {}))
+            if not all_of_it and placement == before:
+                continue
+            for first in range(0, max(1, len(all_of_it)), _DECISIONS_AT_ONCE):
                 some = all_of_it[first : first + _DECISIONS_AT_ONCE]
-                placement = _placed(placement, some, asked)
+                placement = _placed(placement, some)
                 key = self._keys.topic(*topic)
                 yield _Change(key, encode_json(placement, state.values.get(key)), some)
 
-    def _other_changes(self, state: ClusterState, decisions: Sequence[Decision]) -> Iterable[_Change]:
+    def _other_changes(
+        self, state: ClusterState, decisions: Sequence[Decision], carried_out: Sequence[Request]
+    ) -> Iterable[_Change]:
         slots = {decision.slot: decision for decision in decisions if decision.slot >= 0}
         if slots:
             nodes = [slots[n].to if n in slots else node for n, node in enumerate(state.coordinators.slots)]
             key = self._keys.coordinators
             document = encode_json(Coordinators(slots=tuple(nodes)), state.values.get(key))
             yield _Change(key, document, list(slots.values()))
-        pins = {request.engine: request.node if request.pin else NOBODY for request in _moves(state, "move-engine")}
-        for decision in decisions:
-            if decision.engine:
-                placement = state.engines[decision.engine]
-                pin = pins.get(decision.engine, placement.pin) if decision.kind == "move" else placement.pin
-                changed = msgspec.structs.replace(placement, node=decision.to, pin=pin)
-                key = self._keys.engine(decision.engine)
-                yield _Change(key, encode_json(changed, state.values.get(key)), [decision])
+        by_engine = {decision.engine: decision for decision in decisions if decision.engine}
+        pins = {request.engine: _pin_of(request) for request in carried_out if request.kind == "move-engine"}
+        for name in {**by_engine, **pins}:
+            before, decision = state.engines[name], by_engine.get(name)
+            node = before.node if decision is None else decision.to
+            changed = msgspec.structs.replace(before, node=node, pin=pins.get(name, before.pin))
+            if changed != before:
+                key = self._keys.engine(name)
+                yield _Change(key, encode_json(changed, state.values.get(key)), [] if decision is None else [decision])
 
-    def _request_changes(self, state: ClusterState, decisions: Sequence[Decision]) -> Iterable[_Change]:
-        """Those that are carried out, or never can be. A request for balance goes when there is nothing to move."""
+    # Requests
+
+    def _answered(
+        self, state: ClusterState, decisions: Sequence[Decision]
+    ) -> tuple[Sequence[Request], Sequence[_Change]]:
+        """The moves that are carried out by these decisions, or were before, in the order in which they were asked for;
+        and the ends of all requests that are over. Of several about one thing each waits for the one before it. A
+        request for balance goes when there is nothing to move."""
         is_balanced = not any(decision.kind in ("balance", "drain") for decision in decisions)
-        for name, request in state.requests.items():
-            if is_balanced if request.kind == "balance" else self._is_done(state, request, decisions):
-                yield _Change(self._keys.request(name), None, [])
-
-    def _is_done(self, state: ClusterState, request: Request, decisions: Sequence[Decision]) -> bool:
-        if request.kind == "move-engine":
-            return self._is_engine_done(state, request, decisions)
-        topic = TopicName(*request.topic.split("/", 1))
-        placement = state.topics.get(topic)
-        if placement is None or not 0 <= request.partition < len(placement.partitions):
-            _logger.warning("there is no partition %s/%d to move", request.topic, request.partition)
-            return True
-        if not state.is_usable(request.node):
-            _logger.warning(
-                "%s/%d is not moved to %s, which is not there to serve", request.topic, request.partition, request.node
-            )
-            return True
-        if placement.partitions[request.partition] == request.node:
-            return True
-        at = (request.topic, request.partition)
-        return any((one.topic, one.partition) == at and one.kind == "move" for one in decisions)
-
-    def _is_engine_done(self, state: ClusterState, request: Request, decisions: Sequence[Decision]) -> bool:
-        placement = state.engines.get(request.engine)
-        if placement is None or not state.is_usable(request.node):
-            _logger.warning("the engine %s cannot be moved to %s", request.engine, request.node)
-            return True
-        if placement.node == request.node:
-            return True
-        return any(one.engine == request.engine and one.kind == "move" for one in decisions)
+        goes_to = {decision.subject: decision.to for decision in decisions}
+        at: dict[str, str] = {}
+        waiting: set[str] = set()
+        carried_out: list[Request] = []
+        ends: list[_Change] = []
+        for name, request in sorted(state.requests.items()):
+            subject, is_over = request.subject, is_balanced
+            if request.kind != "balance":
+                found = _where(state, request)
+                is_over = found is None
+                if found is not None and subject not in waiting:
+                    is_over = request.node in (at.get(subject, found), goes_to.get(subject))
+                    if is_over:
+                        at[subject] = request.node
+                        carried_out.append(request)
+                    else:
+                        waiting.add(subject)
+            if is_over:
+                ends.append(_Change(self._keys.request(name), None, []))
+        return carried_out, ends
 
     # Writing
 
@@ -344,8 +360,8 @@ def _transactions(changes: Iterable[_Change]) -> Iterator[list[_Change]]:
         yield some
 
 
-def candidate(state: ClusterState, name: str) -> Candidate:
-    """A node as the load manager sees it."""
+def candidate(state: ClusterState, name: str, load: NodeLoad | None) -> Candidate:
+    """A node as the load manager sees it. One that has reported nothing yet has room."""
     info = state.nodes[name]
     why_not = ""
     if info.is_leaving:
@@ -354,26 +370,44 @@ def candidate(state: ClusterState, name: str) -> Candidate:
         why_not = f"{name} is being drained"
     elif is_too_old(info.version, state.settings.minimum_version):
         why_not = f"{name} has version {info.version or '?'}, older than {state.settings.minimum_version}"
-    return Candidate(name, info.zone, not why_not, why_not)
+    has_room = load is None or load.disk_free_bytes >= state.settings.min_disk_free_bytes
+    return Candidate(name, info.zone, not why_not, why_not, has_room)
 
 
-def _placed(
-    placement: TopicPlacement, decisions: Iterable[Decision], asked: Mapping[tuple[str, int], Request]
-) -> TopicPlacement:
-    """A topic after these decisions. A move that was asked for pins, or ends a pin."""
-    nodes, pins = list(placement.partitions), dict(placement.pins)
+def _placed(placement: TopicPlacement, decisions: Iterable[Decision]) -> TopicPlacement:
+    """A topic after these decisions."""
+    nodes = list(placement.partitions)
     for decision in decisions:
         nodes[decision.partition] = decision.to
-        request = asked.get((decision.topic, decision.partition)) if decision.kind == "move" else None
-        if request is not None and request.pin:
-            pins[decision.partition] = request.node
-        elif request is not None:
-            pins.pop(decision.partition, None)
-    return msgspec.structs.replace(placement, partitions=tuple(nodes), pins=pins)
+    return msgspec.structs.replace(placement, partitions=tuple(nodes))
 
 
-def _moves(state: ClusterState, kind: str = "move") -> list[Request]:
-    return [request for request in state.requests.values() if request.kind == kind]
+def _pinned(placement: TopicPlacement, pins: Mapping[int, str]) -> TopicPlacement:
+    """A topic with these pins; NOBODY ends one."""
+    changed = {number: node for number, node in {**placement.pins, **pins}.items() if node != NOBODY}
+    return msgspec.structs.replace(placement, pins=changed)
+
+
+def _pin_of(request: Request) -> str:
+    """A move that was asked for pins, or ends a pin, also where there was nothing to move."""
+    return request.node if request.pin else NOBODY
+
+
+def _where(state: ClusterState, request: Request) -> str | None:
+    """The node of what is to be moved; None where it cannot be."""
+    if request.kind == "move-engine":
+        engine = state.engines.get(request.engine)
+        found = None if engine is None else engine.node
+    else:
+        topic = state.topics.get(TopicName(*request.topic.split("/", 1)))
+        nodes = () if topic is None else topic.partitions
+        found = nodes[request.partition] if 0 <= request.partition < len(nodes) else None
+    if found is None:
+        _logger.warning("there is no %s to move", request.subject)
+    elif not state.is_usable(request.node):
+        _logger.warning("%s is not moved to %s, which is not there to serve", request.subject, request.node)
+        return None
+    return found
 
 
 class Reports:

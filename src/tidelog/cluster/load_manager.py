@@ -16,6 +16,7 @@ Invariants
   partition that was moved rests. `max_moves_per_hour` is a limit for all of it.
 - Partitions of a topic are spread over nodes, and over zones in proportion to their nodes, when they are given out.
 - A partition is decided on once in a plan.
+- A node whose disk has no room is given nothing but what is pinned to it or asked for, as long as another has room.
 - Engines are spread by their number, and the rest is as for partitions: pins, drains, requests, limits, rest.
 - A plan costs as much as there are nodes, and as it decides: what the nodes have is counted before (`inventory.py`).
 """
@@ -57,6 +58,8 @@ class Candidate(NamedTuple):
     zone: str = ""
     is_usable: bool = True
     why_not: str = ""
+    has_room: bool = True
+    """On its disk."""
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +133,7 @@ class _Plan:
         self.usable = {name: node for name, node in situation.nodes.items() if node.is_usable}
         self.load = {name: self._inventory.sum_of(name) for name in self.usable}
         self._total = sum(self.load.values())
+        self._takers = {name: node for name, node in self.usable.items() if node.has_room} or self.usable
         self._pins = {
             (topic, number): pin
             for topic, pins in self._inventory.pins.items()
@@ -140,12 +144,13 @@ class _Plan:
         self._decided: set[str] = set()
         self._spreads: dict[TopicName, Counter[str]] = {}
         self._zones: dict[TopicName, Counter[str]] = {}
-        self._zone_sizes = Counter(node.zone for node in self.usable.values())
+        self._zone_sizes = Counter(node.zone for node in self._takers.values())
         self._ranking = _Ranking(self.load)
         self._ranking_of_zone = {
-            zone: _Ranking({name: load for name, load in self.load.items() if self.usable[name].zone == zone})
+            zone: _Ranking({name: self.load[name] for name, node in self._takers.items() if node.zone == zone})
             for zone in self._zone_sizes
         }
+        """Of those that are given something."""
         self._room = max(0, self._settings.max_moves_at_once - situation.under_way)
 
     def decisions(self) -> list[Decision]:
@@ -185,7 +190,7 @@ class _Plan:
         if pin is not None:
             return pin
         has = self._spread_of(part.topic)
-        share = math.ceil(len(self._situation.topics[part.topic].partitions) / len(self.usable))
+        share = math.ceil(len(self._situation.topics[part.topic].partitions) / len(self._takers))
         found = {zone: node for zone in self._ranking_of_zone if (node := self._least(zone, has, share)) is not None}
         if not found:
             found = {zone: node for zone in self._ranking_of_zone if (node := self._least(zone, {}, 1)) is not None}
@@ -215,7 +220,8 @@ class _Plan:
         after = self.load[name] = before + weight
         self._total += weight
         self._ranking.change(name, before, after)
-        self._ranking_of_zone[self.usable[name].zone].change(name, before, after)
+        if name in self._takers:
+            self._ranking_of_zone[self.usable[name].zone].change(name, before, after)
 
     # What must be
 
@@ -249,7 +255,9 @@ class _Plan:
         if placement is None or placement.is_deleting or not 0 <= number < len(placement.partitions):
             return
         source, key = placement.partitions[number], load_key(topic, number)
-        if source == to or key in self._decided or self._room <= 0:
+        if source == to:
+            self._decided.add(key)  # it is where it was asked for: balance leaves it there
+        if key in self._decided or self._room <= 0:
             return
         self._room -= 1
         part = Part(-self._inventory.weight(topic, number), topic, number)
@@ -296,7 +304,7 @@ class _Plan:
 
     def _next_step(self, is_asked: bool) -> tuple[Part, str, str] | None:
         """The best move from the node that has most to the one that has least, of its own zone if that helps."""
-        lowest, average = self._ranking.least[1], self._average
+        lowest, average = min(ranking.least for ranking in self._ranking_of_zone.values())[1], self._average
         for load, source in self._ranking.falling():
             if source == lowest:
                 break
@@ -309,9 +317,11 @@ class _Plan:
         return None
 
     def _receivers(self, source: str, lowest: str) -> Iterator[str]:
-        load, near = self._ranking_of_zone[self.usable[source].zone].least
-        if load < self._average * (1 - self._settings.hysteresis / 2):
-            yield near
+        of_zone = self._ranking_of_zone.get(self.usable[source].zone)
+        if of_zone is not None:
+            load, near = of_zone.least
+            if load < self._average * (1 - self._settings.hysteresis / 2):
+                yield near
         yield lowest
 
     def _best(self, source: str, gap: int, is_asked: bool) -> Part | None:
@@ -361,7 +371,7 @@ class _Plan:
         counts.update(placement.node for placement in engines.values() if placement.node in self.usable)
         asked = {
             request.engine: request
-            for _, request in sorted(self._situation.requests.items())
+            for _, request in sorted(self._situation.requests.items(), reverse=True)  # the first is the last word here
             if request.kind == "move-engine" and request.node in self.usable
         }
         moved = set[str]()
@@ -379,15 +389,19 @@ class _Plan:
         node, pin = placement.node, placement.pin if placement.pin in self.usable else NOBODY
         if node not in self._situation.nodes:
             if not node:
-                return "assign", pin or _fewest(counts), "nobody serves it"
-            return "failover", pin or _fewest(counts), f"{node} is not alive"
+                return "assign", pin or self._fewest_engines(counts), "nobody serves it"
+            return "failover", pin or self._fewest_engines(counts), f"{node} is not alive"
         if node not in self.usable and self._takes_room():
-            return "drain", pin or _fewest(counts), self._situation.nodes[node].why_not or f"{node} is being drained"
+            reason = self._situation.nodes[node].why_not or f"{node} is being drained"
+            return "drain", pin or self._fewest_engines(counts), reason
         if request is not None and node != request.node and self._takes_room():
             return "move", request.node, f"asked for by {request.by or '?'}"
         if pin and pin != node and request is None and self._takes_room():
             return "pin", pin, f"it is pinned to {pin}"
         return None
+
+    def _fewest_engines(self, counts: Mapping[str, int]) -> str:
+        return _fewest({name: counts[name] for name in self._takers})
 
     def _takes_room(self) -> bool:
         self._room -= 1
@@ -405,7 +419,7 @@ class _Plan:
         is_asked = any(request.kind == "balance" for request in self._situation.requests.values())
         if not (is_asked or (self._situation.is_settled and self._left_this_hour() > 0)):
             return
-        most, least = max(counts, key=lambda node: (counts[node], node)), _fewest(counts)
+        most, least = max(counts, key=lambda node: (counts[node], node)), self._fewest_engines(counts)
         if counts[most] - counts[least] < _UNEVEN_ENGINES:
             return
         for name, placement in sorted(self._situation.engines.items()):

@@ -7,6 +7,7 @@ Invariants
 - `is_alive` turns false before anybody else sees the node gone: the lease is counted here from before it was asked for.
   What a node may do only while it is a member it does only while `is_alive`.
 - A lost lease is not renewed: the node joins again, under a new one. What was given to others meanwhile is theirs.
+- A lease is this node's only once its document hangs on it: who renews it can be seen by others.
 - A name belongs to one log directory at a time. A document of the same directory is of an earlier process of it, which
   is dead: its directory is locked by this one.
 - A node id is given once and never to another name.
@@ -99,8 +100,14 @@ class Member:
         """Registers the node. ConfigError when it is too old for the cluster, HeldError when another has its name."""
         self.prepare()
         with self._guard:
-            self._lease = self._metadata.lease(math.ceil(self.lease_seconds))
-            retried(self._register, self.keys.node(self.name))
+            lease = self._metadata.lease(math.ceil(self.lease_seconds))
+            try:
+                retried(lambda: self._register(lease), self.keys.node(self.name))
+            except BaseException:
+                with contextlib.suppress(TidelogError):  # it runs out by itself
+                    lease.revoke()
+                raise
+            self._lease = lease
 
     def _check_version(self) -> None:
         settings = decoded_settings(self._metadata.get(self.keys.settings))
@@ -128,7 +135,7 @@ class Member:
         )
         return node_id
 
-    def _register(self) -> None:
+    def _register(self, lease: Lease) -> None:
         key = self.keys.node(self.name)
         found = self._metadata.get(key)
         other = _directory_of(found)
@@ -137,9 +144,9 @@ class Member:
                 f"another node of this cluster is called {self.name} (log directory {other})",
                 hint="Name this one differently, with --node; or wait until the lease of the other has run out",
             )
-        self._metadata.commit([Check(key, None if found is None else found.version)], [self._document()])
+        self._metadata.commit([Check(key, None if found is None else found.version)], [self._document(lease)])
 
-    def _document(self) -> Put:
+    def _document(self, lease: Lease | None) -> Put:
         info = NodeInfo(
             name=self.name,
             node_id=self.node_id,
@@ -152,7 +159,7 @@ class Member:
             directory=self.identity.directory,
             is_leaving=self.is_leaving,
         )
-        return Put(self.keys.node(self.name), encode_json(info), self._lease)
+        return Put(self.keys.node(self.name), encode_json(info), lease)
 
     # Staying
 
@@ -193,7 +200,7 @@ class Member:
         with self._guard:
             self.is_leaving = True
             if self.is_alive:
-                self._metadata.commit([], [self._document()])
+                self._metadata.commit([], [self._document(self._lease)])
 
     def leave(self, *, is_empty: bool = False) -> None:
         """Others see it gone at once, or when the lease has run out. `is_empty`: it has handed over everything, so that

@@ -7,7 +7,8 @@ Promotion brings that catalog into the metadata store of the cluster, in place o
 with a store of its own is not part of it.
 
 Invariants
-- Nothing is changed while a node of the cluster is alive: who serves would go on with the first store.
+- Nothing is changed while a node of the cluster is alive: who serves would go on with the first store. That is asked
+  before each transaction: a node that came meanwhile interrupts the promotion.
 - What is lost is said before: messages and entries that the catalog knows and the replica does not have. What was not
   shipped is on the disks of the nodes, or in flushes of the first store, and nobody knows here how much that is.
 - A promoted log has a higher epoch than any owner had: an owner that comes back is fenced, and its tail can be rescued.
@@ -108,22 +109,28 @@ def plan_promotion(metadata: MetadataStore, root: str, replica: ObjectStore) -> 
 def promote(metadata: MetadataStore, root: str, replica: ObjectStore, clock: Clock) -> Promotion:
     """Carries it out; InputError while a node is alive."""
     keys = ClusterKeys(root)
-    alive = [key.removeprefix(keys.nodes_prefix) for key in metadata.keys(keys.nodes_prefix)]
-    if alive:
-        raise InputError(
-            f"these nodes are alive: {', '.join(alive)}", hint="Stop them, or wait until their leases have run out"
-        )
+    _refuse_alive(metadata, keys)
     promotion = plan_promotion(metadata, root, replica)
     copies = open_metadata_store(BUCKET, replica, read_only=True)
     documents = {name: list(some) for name, some in _documents(copies, root)}
     for name, known in _documents(metadata, root):
         if name not in documents:
             # Placements first: after an interruption between the two, the next promotion finds the rest by its catalog.
-            _commit(metadata, [*_placements(metadata, keys, name), *(Delete(one.key) for one in known)])
+            _commit(metadata, keys, [*_placements(metadata, keys, name), *(Delete(one.key) for one in known)])
     for name, found in documents.items():
         _bring(metadata, root, name, found, replica.url, clock)
+    _refuse_alive(metadata, keys)
     StoreBinding(replica, metadata, root, clock).rebind()
     return promotion
+
+
+def _refuse_alive(metadata: MetadataStore, keys: ClusterKeys) -> None:
+    alive = [key.removeprefix(keys.nodes_prefix) for key in metadata.keys(keys.nodes_prefix)]
+    if alive:
+        raise InputError(
+            f"these nodes are alive: {', '.join(alive)}",
+            hint="Stop them, or wait until their leases have run out; a promotion that had begun goes on then",
+        )
 
 
 def _placements(metadata: MetadataStore, keys: ClusterKeys, name: _Name) -> list[Write]:
@@ -142,7 +149,7 @@ def _placements(metadata: MetadataStore, keys: ClusterKeys, name: _Name) -> list
 
 def _bring(metadata: MetadataStore, root: str, name: _Name, found: Sequence[Entry], store: str, clock: Clock) -> None:
     """The catalog of one name as the replica has it, in place of the one that is there."""
-    topic = _keys_of(name, root)
+    topic, keys = _keys_of(name, root), ClusterKeys(root)
     there = {entry.key: entry for entry in metadata.range(topic.metadata_prefix)}
     wanted = {entry.key: entry.value for entry in found}
     if topic.owner in wanted:
@@ -157,13 +164,13 @@ def _bring(metadata: MetadataStore, root: str, name: _Name, found: Sequence[Entr
             claimed_us=clock.now_us(),
             log_id=owner.log_id,
         )
-        _commit(metadata, [Put(topic.owner, encode_json(promoted))])  # first: earlier owners are fenced
+        _commit(metadata, keys, [Put(topic.owner, encode_json(promoted))])  # first: earlier owners are fenced
         del wanted[topic.owner]
     if topic.settings in wanted:
         wanted[topic.settings] = _without_replica(wanted[topic.settings], store)
     kept = {topic.owner, *wanted}
     writes: list[Write] = [Delete(key) for key in there if key not in kept]
-    _commit(metadata, [*writes, *(Put(key, value) for key, value in wanted.items())])
+    _commit(metadata, keys, [*writes, *(Put(key, value) for key, value in wanted.items())])
 
 
 def _without_replica(settings: bytes, store: str) -> bytes:
@@ -175,8 +182,9 @@ def _without_replica(settings: bytes, store: str) -> bytes:
     return msgspec.json.encode(own)
 
 
-def _commit(metadata: MetadataStore, writes: Sequence[Write]) -> None:
+def _commit(metadata: MetadataStore, keys: ClusterKeys, writes: Sequence[Write]) -> None:
     for first in range(0, len(writes), _WRITES_AT_ONCE):
+        _refuse_alive(metadata, keys)
         metadata.commit([], writes[first : first + _WRITES_AT_ONCE])
 
 

@@ -8,6 +8,7 @@ Invariants
 - The state belongs to the event loop. The watch hands changes over; the leader plans on a copy, in a thread.
 - The heartbeat has a thread of its own: no plan, upload or opening keeps it from being in time.
 - A store that does not answer changes nothing here, until the lease has run out: then nothing is ours (`is_alive`).
+- No error ends a loop here: each step is one of `Failures`. A leader that planned no more would keep its lease.
 - Stopping hands over what the node has, as long as others are there to take it, and then leaves at once.
 """
 
@@ -25,6 +26,7 @@ from typing import TypeVar
 from tidelog.clock import Clock
 from tidelog.cluster.agent import Agent, EngineHost, Host
 from tidelog.cluster.documents import ClusterState
+from tidelog.cluster.failures import Failures
 from tidelog.cluster.leader import LeaderRounds, Reports, TopicSeen
 from tidelog.cluster.member import Member
 from tidelog.cluster.placement import ClusterPlacement
@@ -57,7 +59,8 @@ class _LoadWatch:
     """Follows what the nodes report, in a thread of its own. Only a leader does: a thousand nodes that follow the loads
     of each other would be a million events."""
 
-    def __init__(self, metadata: MetadataStore, prefix: str) -> None:
+    def __init__(self, metadata: MetadataStore, prefix: str, failures: Failures[str]) -> None:
+        self._failures = failures
         self._watch = metadata.watch(prefix)
         self._guard = threading.Lock()
         self._reports = Reports()
@@ -66,16 +69,14 @@ class _LoadWatch:
 
     def _follow(self) -> None:
         while not self._watch.is_closed:
-            try:
+            with self._failures.step("loads", "the loads of the nodes are not followed", logging.INFO) as step:
                 changes = self._watch.next(_WATCH_SECONDS)
-            except TidelogError as error:
-                _logger.info("the loads of the nodes cannot be followed, and are tried again: %s", error)
-                time.sleep(_RETRY_SECONDS)
-                continue
-            if changes is not None:
-                with self._guard:
-                    self._reports.apply(changes)
-                self._is_known.set()
+                if changes is not None:
+                    with self._guard:
+                        self._reports.apply(changes)
+                    self._is_known.set()
+            time.sleep(step.pause_seconds)
+        self._failures.pop("loads", None)
 
     def loads(self) -> dict[str, NodeLoad]:
         """In a thread: what they have reported last."""
@@ -98,6 +99,8 @@ class Cluster:
         self.state = ClusterState(member.keys)
         self.placement = ClusterPlacement(metadata, clock, self.state, member)
         self.agent: Agent | None = None
+        self.failures = Failures[str]()
+        """What fails in the loops of this node; `Agent.failures` has what cannot be opened or released."""
         self.measure: Callable[[], tuple[NodeLoad, NodeTail]] | None = None
         """Called in a thread: what this node has to do."""
         self.known_topics: Callable[[], Mapping[TopicName, TopicSeen]] | None = None
@@ -117,7 +120,6 @@ class Cluster:
         self._progress = asyncio.Event()
         self._loaded = asyncio.Event()
         self.deletion_seconds = _DELETION_SECONDS
-        self._is_late = False
         self._is_over = False
         self._deleting: dict[TopicName, float] = {}
         self._finishing: dict[TopicName, asyncio.Task[None]] = {}
@@ -155,20 +157,16 @@ class Cluster:
             await asyncio.sleep(_RETRY_SECONDS)
 
     def _beat(self) -> float:
-        begin = self._clock.monotonic()
-        try:
+        begin, was_late = self._clock.monotonic(), "lease" in self.failures
+        with self.failures.step("lease", f"the lease of {self.member.name} is not renewed") as step:
             try:
                 self.member.beat()
             except LeaseLostError:
                 self._rejoin()
-        except (TidelogError, TimeoutError) as error:
-            if not self._is_late:
-                _logger.warning("the lease of %s is not renewed, and is tried again: %s", self.member.name, error)
-            self._is_late = True
+        if step.has_failed:
             return min(_RETRY_SECONDS, self.member.beat_seconds)
-        if self._is_late:
+        if was_late:
             _logger.warning("the lease of %s is renewed again", self.member.name)
-        self._is_late = False
         if self._holding is not None:
             self._holding.wake()
         return max(0.0, self.member.beat_seconds - (self._clock.monotonic() - begin))
@@ -177,19 +175,20 @@ class Cluster:
         """The log directory's sign of life is given after each of the node: so both end together, and who gets the
         partitions of a node that died need not wait for another lease. Apart, so that it delays no heartbeat."""
         assert self.agent is not None
-        try:
+        with self.failures.step("sign of life", "the log directory gives no sign of life", logging.INFO) as step:
             self.agent.renew()
-        except TidelogError as error:
-            _logger.info("the sign of life of the log directory was not given, and is tried again: %s", error)
-            return min(_RETRY_SECONDS, self.member.beat_seconds)
-        return NEVER
+        return min(_RETRY_SECONDS, self.member.beat_seconds) if step.has_failed else NEVER
 
     def _rejoin(self) -> None:
         """What others have claimed meanwhile is given up first: the documents may give it back at any time, and then
         nothing would tell that what is open here is not it any more."""
         assert self._loop is not None and self.agent is not None
         self.agent.renew()
-        asyncio.run_coroutine_threadsafe(self.agent.drop_fenced(), self._loop).result(self.member.lease_seconds)
+        dropping = asyncio.run_coroutine_threadsafe(self.agent.drop_fenced(), self._loop)
+        try:
+            dropping.result(self.member.lease_seconds)
+        except TimeoutError as error:
+            raise StoreUnavailableError("what others have claimed is not given up yet") from error
         self.member.join()
         self._in_loop(self._wake.set)
 
@@ -198,14 +197,11 @@ class Cluster:
     def _follow(self) -> None:
         """In a thread: passes on what has changed."""
         while not self._is_over:
-            try:
+            with self.failures.step("documents", "the documents are not followed", logging.INFO) as step:
                 changes = self._watch.next(_WATCH_SECONDS)
-            except TidelogError as error:
-                _logger.info("the documents of the cluster cannot be followed, and are tried again: %s", error)
-                time.sleep(_RETRY_SECONDS)
-                continue
-            if changes is not None:
-                self._in_loop(lambda changes=changes: self._take(changes))  # type: ignore[misc]
+                if changes is not None:
+                    self._in_loop(lambda changes=changes: self._take(changes))  # type: ignore[misc]
+            time.sleep(step.pause_seconds)
         self._watch.end()
 
     def _in_loop(self, work: Callable[[], None]) -> None:
@@ -240,17 +236,24 @@ class Cluster:
 
     async def _lead(self) -> None:
         while not self._is_over:  # a cancelled `wait_for` may return as if nothing had happened
-            try:
-                if self.state.leader is None:
-                    await self._campaign()
-                if self.member.is_alive:
-                    await self._round()
-            except ConflictError:
-                _logger.info("the documents of the cluster were changed meanwhile")
-            except TidelogError as error:
-                _logger.warning("the cluster is not led for the moment: %s", error)
-                await asyncio.sleep(_RETRY_SECONDS)
+            with self.failures.step("lead", "the cluster is not led") as step:
+                try:
+                    await self._campaign_or_round()
+                except ConflictError:
+                    _logger.info("the documents of the cluster were changed meanwhile")
+                except TidelogError:
+                    raise
+                except Exception:
+                    self.rounds.forget()  # what it has counted may be half of it
+                    raise
+            await asyncio.sleep(step.pause_seconds)
             await self._pause()
+
+    async def _campaign_or_round(self) -> None:
+        if self.state.leader is None:
+            await self._campaign()
+        if self.member.is_alive:
+            await self._round()
 
     async def _round(self) -> None:
         leads_by = self.member.leads_by
@@ -265,7 +268,7 @@ class Cluster:
             self._adopted += 1
             await self._adopt()
         if self._loads is None:
-            self._loads = _LoadWatch(self._metadata, self.member.keys.loads_prefix)
+            self._loads = _LoadWatch(self._metadata, self.member.keys.loads_prefix, self.failures)
         loads = await in_store_thread(self._loads.loads)
         self._wrote(await in_store_thread(self.rounds.round, self.state.copy(), loads, leads_by))
         self._finish_deletions(now)
@@ -309,12 +312,12 @@ class Cluster:
     async def _finish_deletion(self, name: TopicName) -> None:
         remove = self.remove_topic
         try:
-            if remove is not None:
-                _logger.warning("the deletion of %s did not end, and is finished", name)
-                await self.placement.delete(name, lambda: remove(name))
-        except TidelogError as error:
-            _logger.warning("the deletion of %s cannot be finished, and is tried again: %s", name, error)
-            self._deleting.pop(name, None)
+            with Failures[str]().step("", f"the deletion of {name} is not finished") as step:
+                if remove is not None:
+                    _logger.warning("the deletion of %s did not end, and is finished", name)
+                    await self.placement.delete(name, lambda: remove(name))
+            if step.has_failed:
+                self._deleting.pop(name, None)
         finally:
             del self._finishing[name]
 
@@ -324,10 +327,8 @@ class Cluster:
         while not self._is_over:
             self._progress.clear()
             if self.measure is not None:
-                try:
+                with self.failures.step("load", f"the load of {self.member.name} is not reported", logging.INFO):
                     await in_store_thread(self.member.report, *await in_store_thread(self.measure))
-                except TidelogError as error:
-                    _logger.info("the load of %s was not reported: %s", self.member.name, error)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._progress.wait(), _REPORT_SECONDS)
                 await asyncio.sleep(_PROGRESS_SECONDS)

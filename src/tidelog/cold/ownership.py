@@ -135,6 +135,28 @@ class Ownership:
             return
         self._rewrite(msgspec.structs.replace(self.owner, incarnation=self.previous.incarnation, session=""))
 
+    def give_back_incarnation_with(self, step: Step) -> None:
+        """The same in one transaction with another change: one that failed gives nothing back.
+        In a store of single keys it follows, unless the next owner is faster."""
+        metadata, key = self.catalog.metadata, self.catalog.keys.owner
+        if self.previous is None or self.previous.incarnation == self.owner.incarnation:
+            self.change([step])
+            return
+        if not metadata.supports_multi_key:
+            self.change([step])
+            with contextlib.suppress(ConflictError):
+                self.give_back_incarnation()
+            return
+        owner = msgspec.structs.replace(self.owner, incarnation=self.previous.incarnation)
+        try:
+            with self._rewriting:
+                checks = [Check(key, self._version), Check(step.write.key, step.version)]
+                self._version = metadata.commit(checks, [Put(key, encode_json(owner)), step.write])[key]
+                self.owner = owner
+        except ConflictError:
+            self.verify()
+            raise
+
     def release(self) -> None:
         """This node no longer has it open, and runs on: others may open it at once."""
         if self.owner.session:
@@ -335,8 +357,12 @@ class OwnedCatalog:
 
     # Sealing
 
-    def seal(self, next_offset: int) -> None:
-        """Writes the marker that says where the next owner continues. Everything below must have been published."""
+    def seal(self, next_offset: int, *, is_unused: bool = False) -> None:
+        """Writes the marker that says where the next owner continues. Everything below must have been published.
+
+        `is_unused`: nothing was accepted under this claim, and what the owner before has on its disk is the end of the
+        topic again, as after `give_back`.
+        """
         published = self.catalog.next_offset()
         if published != next_offset:
             raise DataError(f"the topic ends at {next_offset}, the catalog at {published}", operation="seal")
@@ -349,7 +375,12 @@ class OwnedCatalog:
         )
         found = self.catalog.metadata.get(self._keys.state)
         write = Put(self._keys.state, encode_json(marker))
-        self.ownership.change([Step(write, None if found is None else found.version)])
+        step = Step(write, None if found is None else found.version)
+        if is_unused:
+            self.ownership.give_back_incarnation_with(step)
+            self._restore_cursors()  # not before it: an owner that goes on would give their offsets to other messages
+        else:
+            self.ownership.change([step])
 
     def unseal(self) -> None:
         """The topic is owned again. A marker that remains is of an older epoch, and is not trusted."""
@@ -469,10 +500,13 @@ class OwnedCatalog:
 
         Cursors first: after a crash in between they are clipped by the next owner, as they were by this one.
         """
+        self._restore_cursors()
+        self.ownership.give_back_incarnation()
+
+    def _restore_cursors(self) -> None:
         for name, original in self._unclipped.items():
             with contextlib.suppress(ConflictError, StoreUnavailableError):  # messages come again
                 self._restore_cursor(name, original)
-        self.ownership.give_back_incarnation()
 
     def _restore_cursor(self, name: str, original: Cursor) -> None:
         def restored(known: Cursor | None) -> Cursor | None:

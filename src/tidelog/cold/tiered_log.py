@@ -348,7 +348,7 @@ class TieredLog(TieredView, Policy):
             shipped = self.ship()
             if shipped < self.log.next_offset:
                 raise NotSupportedError(f"offsets from {shipped} on may not be shipped yet, so it cannot be sealed")
-            self.change(lambda owned: owned.seal(shipped))
+            self.change(lambda owned: owned.seal(shipped, is_unused=not self._has_accepted))
             self._replicate_the_end()
         except BaseException:
             self.log.refuse_appends(self.owner.fenced_error)
@@ -421,12 +421,16 @@ class TieredLog(TieredView, Policy):
             self.flushed.close()
         self.owner.stop()
 
+    @property
+    def _has_accepted(self) -> bool:
+        """Under this claim, or before it on this disk."""
+        has_moved = self.staged is not None and self.staged.has_moved_places
+        return self.log.next_offset != self.first_own_offset or has_moved or bool(self.log.file_spans())
+
     def _give_back_incarnation(self) -> None:
         """An owner that only read must not turn another node's local messages into a divergent tail, unless they
         contain rows that are to be ingested again by now."""
-        has_moved = self.staged is not None and self.staged.has_moved_places
-        has_appended = self.log.next_offset != self.first_own_offset or has_moved
-        if not self.owner.is_fenced and not has_appended and not self.log.file_spans():
+        if not self.owner.is_fenced and not self._has_accepted:
             give_back = self.owned.give_back
             with contextlib.suppress(TidelogError):
                 self.node.threads.store_work.attempt(give_back) if self.owner.is_running else give_back()

@@ -129,7 +129,9 @@ FAMILIES: dict[str, Family] = {
     "tidelog_cluster_releasing_partitions": Family(
         "gauge", "Partitions that it still has, and another node is to open"
     ),
-    "tidelog_cluster_failures": Family("gauge", "Pieces that could not be opened or released, and are tried again"),
+    "tidelog_cluster_failures": Family(
+        "gauge", "What fails on this node and is tried again: opening, releasing, the lease, leading, reporting"
+    ),
     "tidelog_cluster_slots": Family("gauge", "Coordinator slots that are assigned to this node"),
     "tidelog_cluster_decisions_total": Family("counter", "What this node has decided as the leader"),
     "tidelog_cluster_unshipped_messages": Family("gauge", "Restore point: messages that are on this disk only"),

@@ -16,8 +16,8 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from tests.cluster.chaos.checker import Anomaly, Promises, by_check
 from tests.cluster.chaos.engines import ENGINE, Driving, EngineReading
 from tests.cluster.chaos.history import Final, Recorder, Rescued
-from tests.cluster.chaos.linearizability import ask_porcupine, operations, register_operations
-from tests.cluster.chaos.machines import Machines, until
+from tests.cluster.chaos.linearizability import ask_porcupine, not_linearizable, operations, register_operations
+from tests.cluster.chaos.machines import DISK_BYTES, Machines, until
 from tests.cluster.chaos.nemesis import Nemesis
 from tests.cluster.chaos.report import report
 from tests.cluster.chaos.workloads import (
@@ -74,7 +74,7 @@ class Campaign:
         self._create_topics()
         producing = self._start()
         targets = list(PARTITIONS.items())
-        nemesis = Nemesis(self._machines, self.recorder, targets, self._seed)
+        nemesis = Nemesis(self._machines, self.recorder, targets, [ENGINE], self._seed)
         until(lambda: all(one.has_answered_since(0.0) for one in producing))
         end = time.monotonic() + minutes * 60
         is_served = lambda moment: all(one.has_answered_since(moment) for one in producing)  # noqa: E731
@@ -100,6 +100,7 @@ class Campaign:
         for created in admin.create_topics(topics).values():
             created.result(120)
         self._machines.operations.add_engine(ENGINE)
+        self._machines.operations.settings(min_disk_free_bytes=DISK_BYTES // 8)
 
     def _start(self) -> list[Producing]:
         common = (self.recorder, self._machines.bootstrap)
@@ -240,8 +241,7 @@ class Campaign:
         text = report("Chaos campaign", events, checks, linearizable, facts)
         (self._directory / "report.md").write_text(text)
         anomalies = [one for found in checks.values() for one in found]
-        illegal = [name for name, result in linearizable.items() if result == "Illegal"]
-        return Outcome(anomalies, illegal, fatal, self._directory)
+        return Outcome(anomalies, not_linearizable(linearizable), fatal, self._directory)
 
 
 def final(bootstrap: str, topic: str, count: int, unstable: Mapping[tuple[str, int], int]) -> Iterator[Final]:

@@ -4,7 +4,8 @@ owned it.
 Invariants
 - Only operations whose effect is known are asked about: an append that nobody answered is one if the log has its
   message in the end, and then it may have happened at any time after it was sent.
-- Without Go there is no answer, and the report says so.
+- Without Go there is no answer, and the report says so. Where Go is, everything but "Ok" is a failure: a question that
+  was not answered is no promise that holds.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tests.cluster.chaos.history import Append, EndOffset, EnginePut, EngineRead
 _SOURCE = Path(__file__).with_name("porcupine")
 _NEVER = 1 << 60
 _SECONDS = 900
+WITHOUT_GO = "not asked: Go is not installed"
 
 
 def operations(events: Iterable[Event], topic: str) -> dict[str, list[dict[str, Any]]]:
@@ -77,7 +79,7 @@ def ask_porcupine(asked: dict[str, list[dict[str, Any]]], directory: Path) -> di
     """ "Ok", "Illegal" or "Unknown" for each; why there is none, if Go is not here."""
     go = shutil.which("go")
     if go is None:
-        return dict.fromkeys(asked, "not asked: Go is not installed")
+        return dict.fromkeys(asked, WITHOUT_GO)
     program = directory / "porcupine"
     command = [go, "build", "-o", str(program), "."]
     built = subprocess.run(command, cwd=_SOURCE, capture_output=True, text=True, timeout=_SECONDS, check=False)
@@ -88,3 +90,8 @@ def ask_porcupine(asked: dict[str, list[dict[str, Any]]], directory: Path) -> di
     )
     results: dict[str, str] = json.loads(done.stdout)
     return results
+
+
+def not_linearizable(results: dict[str, str]) -> list[str]:
+    """What does not hold, or was asked and not answered."""
+    return [f"{name}: {result}" for name, result in sorted(results.items()) if result not in ("Ok", WITHOUT_GO)]

@@ -274,9 +274,9 @@ class Machines:
         return [NetworkPath(one, other), NetworkPath(other, one)]
 
     def is_whole(self) -> bool:
-        """Whether every node is a member and every partition has one."""
+        """Whether every node is a member, and every partition and engine has one."""
         status = self.operations.status()
-        return bool(status.nodes == len(NODES) and status.unassigned == 0)
+        return bool(status.nodes == len(NODES) and status.unassigned == 0 and status.unassigned_engines == 0)
 
     def keep_logs(self, directory: Path) -> None:
         """Copies what the nodes said to where the report is."""

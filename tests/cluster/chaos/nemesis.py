@@ -39,10 +39,18 @@ class Misfortune(NamedTuple):
 class Nemesis:
     """Chooses and does."""
 
-    def __init__(self, machines: Machines, recorder: Recorder, topics: list[tuple[str, int]], seed: int) -> None:
+    def __init__(
+        self,
+        machines: Machines,
+        recorder: Recorder,
+        topics: list[tuple[str, int]],
+        engines: list[str],
+        seed: int,
+    ) -> None:
         self._machines = machines
         self._recorder = recorder
         self._topics = topics
+        self._engines = engines
         self._random = random.Random(seed)
         self._do: dict[str, Callable[[Misfortune], None]] = {
             "kill": self._kill,
@@ -55,6 +63,7 @@ class Nemesis:
             "disk full": self._disk_full,
             "drain": self._drain,
             "move": self._move,
+            "move engine": self._move_engine,
             "balance": self._balance,
             "etcd member stopped": self._etcd_stop,
             "etcd member paused": self._etcd_pause,
@@ -90,6 +99,8 @@ class Nemesis:
             return Misfortune(kind, str(self._random.randrange(MEMBERS)), seconds)
         if kind == "clock":
             return Misfortune(kind, victim, seconds, f"{self._random.uniform(-_CLOCK_SECONDS, _CLOCK_SECONDS):.0f}")
+        if kind == "move engine":
+            return Misfortune(kind, victim, 0.0, self._random.choice(self._engines))
         if kind == "move":
             topic, partitions = self._random.choice(self._topics)
             return Misfortune(kind, victim, 0.0, f"{topic} {self._random.randrange(partitions)}")
@@ -188,6 +199,11 @@ class Nemesis:
         topic, partition = what.detail.split()
         operations = self._machines.operations
         request = operations.move(topic.replace(".", "/", 1), int(partition), what.target)
+        operations.until(operations.is_carried_out(request), _OPERATION_SECONDS)
+
+    def _move_engine(self, what: Misfortune) -> None:
+        operations = self._machines.operations
+        request = operations.move_engine(what.detail, what.target)
         operations.until(operations.is_carried_out(request), _OPERATION_SECONDS)
 
     def _balance(self, what: Misfortune) -> None:

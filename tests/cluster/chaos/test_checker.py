@@ -25,7 +25,13 @@ from tests.cluster.chaos.history import (
     Transaction,
     read_history,
 )
-from tests.cluster.chaos.linearizability import ask_porcupine, operations, register_operations
+from tests.cluster.chaos.linearizability import (
+    WITHOUT_GO,
+    ask_porcupine,
+    not_linearizable,
+    operations,
+    register_operations,
+)
 from tests.cluster.chaos.report import report
 
 PROMISES = Promises(
@@ -228,6 +234,12 @@ def test_porcupine_finds_a_stale_read_and_a_put_that_was_wrongly_applied(tmp_pat
         assert set(found.values()) == {"not asked: Go is not installed"}
     else:
         assert found == {"good": "Ok", "stale": "Illegal", "refused": "Illegal"}
+
+
+def test_question_that_was_not_answered_is_a_failure() -> None:
+    """Loss prevented: a campaign passed when Porcupine had no time or could not be built. Without Go it says so."""
+    found = not_linearizable({"a": "Ok", "b": "Illegal", "c": "Unknown", "d": "not asked: no module", "e": WITHOUT_GO})
+    assert found == ["b: Illegal", "c: Unknown", "d: not asked: no module"]
 
 
 def test_report_shows_what_was_found() -> None:

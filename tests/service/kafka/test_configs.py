@@ -103,6 +103,7 @@ def test_what_the_library_sets_is_seen_and_counts() -> None:
         ({"message.timestamp.type": "Never"}, "CreateTime"),
         ({"preallocate": "maybe"}, "true or false"),
         ({"min.cleanable.dirty.ratio": "2"}, "from 0 to 1"),
+        ({"tidelog.durability": "replicated"}, "one of synced, shipped"),
         ({"remote.storage.enable": "true"}, "no store"),
         ({"local.retention.bytes": "5"}, "there is none: use retention.bytes"),
     ],

@@ -7,7 +7,7 @@ import contextlib
 import random
 import shutil
 import struct
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ from tests.service.kafka.kafka_python import DefaultRecordBatchBuilder
 
 import tidelog
 from tidelog.errors import ConfigError, LogFailedError
-from tidelog.service.kafka.broker import BrokerSettings
+from tidelog.service.kafka.broker import BrokerSettings, ServedTopic
 from tidelog.service.kafka.codec import APIS, decode_response, encode_request, wire
 from tidelog.service.kafka.error_codes import ErrorCode
 from tidelog.service.kafka.groups import share_fetch
 from tidelog.service.node import Node
 from tidelog.service.placement import Address
+from tidelog.topics.names import TopicName
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS = 0, 1, 2, 3, 18
 LOOPBACK = Address("127.0.0.1", 0)
@@ -329,6 +330,30 @@ def test_stopping_answers_what_was_begun(tmp_path: Path) -> None:
     asyncio.run(run())
     with tidelog.open(tmp_path) as log:
         assert [message.value for message in log.topic("shop/orders").read()][:1] == [b"a"]
+
+
+def test_topics_are_listed_while_one_is_deleted(tmp_path: Path) -> None:
+    """Loss prevented: a node measures its load in a thread, and one that was deleted meanwhile ended that."""
+
+    class Deleting(dict[TopicName, ServedTopic]):
+        """One goes whenever somebody begins to look at them one by one."""
+
+        def __iter__(self) -> Iterator[TopicName]:
+            names = [*super().__iter__()]
+            self.pop(names[0], None)
+            return iter(names)
+
+    async def run() -> None:
+        node = Node(tidelog.open(tmp_path))
+        await node.start(LOOPBACK, LOOPBACK)
+        broker = node.http.broker
+        for name in ("b", "a"):
+            await broker.create(TopicName("shop", name))
+        broker._topics = Deleting(broker._topics)
+        assert [str(topic.name) for topic in broker.topics()] == ["shop/a", "shop/b"]
+        await node.stop()
+
+    asyncio.run(run())
 
 
 def test_acks_1_is_no_promise_when_the_file_cannot_be_written(tmp_path: Path) -> None:

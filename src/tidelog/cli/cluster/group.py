@@ -116,7 +116,7 @@ def _node_row(node: ClusterNode) -> Row:
     measured = () if load is None else ("cpu", "memory_bytes", "disk_free_bytes", "cold_reads", "open", "opening")
     row |= {name: getattr(load, name) for name in measured}
     if load is not None:
-        row |= {name: getattr(load.total, name) for name in ("bytes_in", "bytes_out", "messages_in")}
+        row |= {name: getattr(load.total, name) for name in ("bytes_in", "bytes_out", "messages_in", "messages_out")}
     return row
 
 

@@ -305,8 +305,8 @@ class Broker:
             callback()
 
     def topics(self) -> list[ServedTopic]:
-        """All of them, by name."""
-        return [self._topics[name] for name in sorted(self._topics)]
+        """All of them, by name; in any thread."""
+        return [topic for _, topic in sorted(self._topics.copy().items())]
 
     def find(self, name: TopicName) -> ServedTopic | None:
         return self._topics.get(name)
