@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Condition, Event
@@ -76,6 +76,10 @@ def node() -> Iterator[EngineNode]:
         yield one
 
 
+async def all_of(items: AsyncIterator[Any]) -> list[Any]:
+    return [one async for one in items]
+
+
 def cold_keys(node: EngineNode) -> list[str]:
     """The keys of the values that have left the disk."""
     found = [key for key in COLD_KEYS if node.engine.stat("b", key).tier == "cold"]
@@ -87,14 +91,25 @@ def test_tasks_that_read_cold_values_hold_up_no_other_task(node: EngineNode, han
     """Many more of them than there are threads hang; hot reads, listings, applies and digests are done meanwhile."""
     engine, keys = node.engine, cold_keys(node)
     assert isinstance(node.objects, FaultyStore)
+    hot_seq = engine.stat("b", "hot").seq
+    applied = list(engine.changes(with_values=True))
     node.objects.on_request = hanging
 
     async def play() -> None:
         cold = [asyncio.create_task(engine.read_async("b", key)) for key in keys]
+        parts = [asyncio.create_task(engine.read_async("b", key, offset=1)) for key in keys]
+        opened_ones = [asyncio.create_task(engine.open_object_async("b", key)) for key in keys]
+        scanned = asyncio.create_task(all_of(engine.scan_async("b", with_values=True)))
+        changed = asyncio.create_task(all_of(engine.changes_async(with_values=True)))
         many = asyncio.create_task(engine.read_many_async([("b", key) for key in keys]))
         await asyncio.to_thread(hanging.wait_for, COLD_THREADS)
         for seq in range(100, 140):
             assert (await engine.read_async("b", "hot")).tier == "hot"
+            assert (await engine.read_async("b", "hot", offset=497, length=9)).data == b"h" * 3
+            with await engine.open_object_async("b", "hot") as opened:
+                assert (opened.tier, opened.read()) == ("hot", b"h" * 500)
+            assert [one.data async for one in engine.scan_async("b", prefix="hot", with_values=True)] == [b"h" * 500]
+            assert (await all_of(engine.changes_async(hot_seq, with_values=True)))[0].seq == hot_seq
             assert (await engine.stat_async("b", "hot")).size == 500
             assert (await engine.stat_async("b", keys[3])).tier == "cold"  # the index knows all of it
             found = await engine.read_many_async([("b", "hot"), ("b", "none")])
@@ -104,8 +119,14 @@ def test_tasks_that_read_cold_values_hold_up_no_other_task(node: EngineNode, han
             assert len(listed) == len(COLD_KEYS) + 1 + seq - 99
             assert [one.key async for one in engine.scan_async("b")] == listed
         digest = await engine.digest_async()
-        assert not any(task.done() for task in cold)
+        assert not any(task.done() for task in [*cold, *parts, *opened_ones, scanned, changed])
         hanging.end()
+        assert [(await task).data for task in parts] == [b"c" * 499] * len(keys)
+        for task in opened_ones:
+            with await task as opened:
+                assert opened.read() == b"c" * 500
+        assert [one.data for one in await scanned if one.key.startswith("cold")] == [b"c" * 500] * len(COLD_KEYS)
+        assert (await changed)[: len(applied)] == applied
         assert [(await task).data for task in cold] == [b"c" * 500] * len(keys)
         assert [one.data for one in await many if one is not None] == [b"c" * 500] * len(keys)
         assert await engine.digest_async() == digest
