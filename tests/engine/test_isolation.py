@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Condition, Event
+from threading import Condition, Event, Semaphore
 from typing import Any
 
 import pytest
@@ -15,7 +15,9 @@ from tests.log.workbench import LIMIT_SECONDS
 
 import tidelog
 from tidelog import engine_wiring
+from tidelog.cold.catalog import Descriptor
 from tidelog.cold.fetch import ColdReadCounters, Fetcher, FetchSettings, Neighbours, Window
+from tidelog.engine.cold.log_objects import CheckedHeaders
 from tidelog.engine.entry import CreateBucket, PutObject
 from tidelog.store.scheduler import DaemonPool
 from tidelog.testing import FaultyStore
@@ -241,3 +243,42 @@ def test_one_caller_has_a_bounded_number_of_requests_under_way() -> None:
         assert [(item, bytes(data)) for item, data in group.take()] == [(number, bytes([number]))]
     assert sorted(source.asked) == list(range(10))
     pool.shutdown()
+
+
+def test_many_cold_reads_at_once_read_the_header_of_an_object_once(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hundred reads of objects that nobody had read before made four hundred requests."""
+    settings: dict[str, Any] = {"local_retention_bytes": 0, "inline_value_bytes": 0, "cold_cache_bytes": 0}
+    with EngineNode(new_store(), **settings).open() as node, ThreadPoolExecutor(len(COLD_KEYS)) as pool:
+        node.apply_these([(1, CreateBucket("b"))])
+        node.apply_these([(seq, PutObject("b", key, b"c" * 500)) for seq, key in enumerate(COLD_KEYS, 2)])
+        node.ship_all()
+        node.engine.create_checkpoint()
+        node.engine.ship()
+        keys = cold_keys(node)
+        assert isinstance(node.objects, FaultyStore)
+        node.objects.on_request = lambda operation, key: hanging(operation, key) if operation == "read_range" else None
+        coming = Semaphore(0)
+        check = CheckedHeaders.check
+
+        def reached(headers: CheckedHeaders, *about: Any) -> bool:
+            coming.release()
+            return check(headers, *about)
+
+        checked: list[str] = []
+        check_header = Descriptor.check_header
+
+        def noted(descriptor: Descriptor, data: memoryview, key: str) -> None:
+            checked.append(key)
+            check_header(descriptor, data, key)
+
+        monkeypatch.setattr(Descriptor, "check_header", noted)
+        monkeypatch.setattr(CheckedHeaders, "check", reached)
+        reads = [pool.submit(node.engine.read, "b", key) for key in keys]
+        for _ in keys:
+            assert coming.acquire(timeout=LIMIT_SECONDS)
+        hanging.wait_for(1)
+        hanging.end()
+        assert all(one.result(LIMIT_SECONDS).data == b"c" * 500 for one in reads)
+        assert len(checked) == len(set(checked)) > 0

@@ -7,7 +7,7 @@ Invariants
   copies; if none is good, the error names the object and the byte of the first. Only `head` returns less than a value.
 - A single read is one range request for exactly the value (a block of about 1 MiB where objects are compressed). If the
   record was dropped it is two: the index of compacted data is read first.
-- Concurrent reads of the same value share one request.
+- Concurrent reads of the same value share one request, and those of one object that of its header.
 - Reading never changes the store.
 """
 
@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from itertools import groupby
 from operator import attrgetter
-from threading import Lock
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,6 +33,7 @@ from tidelog.cold.fetch import (
     FetchSettings,
     Neighbours,
     ReadAhead,
+    Shared,
     Window,
     neighbours,
 )
@@ -155,8 +155,7 @@ class ColdReader:
         self._requests_a_caller = max(1, min(_REQUESTS_A_CALLER, threads // 4))
         counted = CountedSource(store, self._count_request)
         self._fetcher = Fetcher(counted, self._fetchers, ColdReadCounters(), FetchSettings())
-        self._on_their_way: dict[tuple[int, int], Future[Fetched]] = {}
-        self._mutex = Lock()
+        self._under_way: Shared[tuple[int, int], Fetched] = Shared()
         self._counters = _Counters()
         self._read_seconds = Stopwatch()
         self._headers = CheckedHeaders()
@@ -441,21 +440,9 @@ class ColdReader:
 
     def _shared(self, cell: Cell, window_bytes: int) -> Fetched:
         wanted = cell.position, cell.stored_bytes
-        own: Future[Fetched] = Future()
-        with self._mutex:
-            found = self._on_their_way.setdefault(wanted, own)
-        if found is not own:
-            self._counters.shared += 1
-            return found.result()
-        try:
-            own.set_result(self._fetched(cell, window_bytes))
-        except BaseException as error:
-            own.set_exception(error)
-            raise
-        finally:
-            with self._mutex:
-                del self._on_their_way[wanted]
-        return own.result()
+        found, is_of_another = self._under_way.get(wanted, lambda: self._fetched(cell, window_bytes))
+        self._counters.shared += is_of_another
+        return found
 
     # Fallback to other copies
 
