@@ -40,13 +40,14 @@ class Shared(Generic[Wanted, Item]):
         self._under_way: dict[Wanted, Future[Item]] = {}
         self._mutex = Lock()
 
-    def get(self, wanted: Wanted, make: Callable[[], Item]) -> tuple[Item, bool]:
-        """What `make` returns or raises, and whether that was the call of another."""
+    def get(self, wanted: Wanted, make: Callable[[], Item], *, on_joined: Callable[[], None] = lambda: None) -> Item:
+        """What `make` returns or raises. `on_joined` is called before it waits for the call of another."""
         own: Future[Item] = Future()
         with self._mutex:
             found = self._under_way.setdefault(wanted, own)
         if found is not own:
-            return found.result(), True
+            on_joined()
+            return found.result()
         try:
             own.set_result(make())
         except BaseException as error:
@@ -55,7 +56,7 @@ class Shared(Generic[Wanted, Item]):
         finally:
             with self._mutex:
                 del self._under_way[wanted]
-        return own.result(), False
+        return own.result()
 
 
 class ColdReadCounters:

@@ -149,15 +149,21 @@ class CheckedHeaders:
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         self._mutex = Lock()
-        self._under_way: Shared[tuple[str, str, str], bool] = Shared()
+        self._under_way: Shared[tuple[str, str, str], None] = Shared()
 
     def check(self, store: ObjectStore, found: ColdObject) -> bool:
         """Returns whether this call had to read the header. DataError names an object that belongs to another log."""
         one = store.url, found.key, found.descriptor.checksum
         if self._is_known(one):
             return False
-        was_read, is_of_another = self._under_way.get(one, lambda: self._checked(store, found, one))
-        return was_read and not is_of_another
+        was_read = False
+
+        def check() -> None:
+            nonlocal was_read
+            was_read = self._checked(store, found, one)
+
+        self._under_way.get(one, check)
+        return was_read
 
     def _is_known(self, one: tuple[str, str, str]) -> bool:
         with self._mutex:

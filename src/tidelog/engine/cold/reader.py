@@ -440,9 +440,10 @@ class ColdReader:
 
     def _shared(self, cell: Cell, window_bytes: int) -> Fetched:
         wanted = cell.position, cell.stored_bytes
-        found, is_of_another = self._under_way.get(wanted, lambda: self._fetched(cell, window_bytes))
-        self._counters.shared += is_of_another
-        return found
+        return self._under_way.get(wanted, lambda: self._fetched(cell, window_bytes), on_joined=self._count_shared)
+
+    def _count_shared(self) -> None:
+        self._counters.shared += 1
 
     # Fallback to other copies
 
