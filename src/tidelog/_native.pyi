@@ -239,6 +239,10 @@ def gather_rows(
     /,
 ) -> tuple[bytes, list[Row]]: ...
 
+# ranges.c
+
+def read_ranges(descriptor: int, position: int, ranges: bytes, /) -> bytes: ...
+
 # scan_values.c
 
 def cut_rows(rows: list[Row], start: int, most_rows: int, most_bytes: int, /) -> int: ...
@@ -267,6 +271,9 @@ def place_in_index(
 def group_places(
     values: list[Row | Stored | None], places: bytearray, gap_bytes: int, range_bytes: int, /
 ) -> list[tuple[int, int, int, bytes]]: ...
+def join_places(
+    values: list[Row | Stored | None], places: bytearray, gap_bytes: int, most_bytes: int, /
+) -> list[tuple[int, bytes, bytes]]: ...
 def take_values(
     rows: list[Row],
     values: list[Row | Stored | None],

@@ -19,10 +19,12 @@ import fcntl
 import os
 import stat
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from tidelog._native import read_ranges
 from tidelog.errors import DiskFullError, InputError, LockedError, LogFailedError
 from tidelog.limits import is_out_of_descriptors, out_of_descriptors
 
@@ -107,6 +109,12 @@ class File(Protocol):
         """Up to `size` bytes; fewer only at the end of the file."""
         ...
 
+    def read_ranges(self, position: int, ranges: bytes) -> bytes:
+        """The bytes of many ranges, one after the other: native pairs u64 of the first byte, from the position on, and
+        the count. What the file does not have is zero: whoever asks knows what must be there, and checks it.
+        """
+        ...
+
     def sync(self) -> None:
         """Contents and size are on the disk when this returns. A failure must not be retried on this handle."""
         ...
@@ -116,6 +124,20 @@ class File(Protocol):
     def size(self) -> int: ...
 
     def close(self) -> None: ...
+
+
+class ReadsRanges:
+    """Reads ranges one by one: for files that the kernel does not have."""
+
+    def read_ranges(self: _Reads, position: int, ranges: bytes) -> bytes:
+        """As `File` says."""
+        numbers = array("Q", ranges)
+        pairs = zip(numbers[::2], numbers[1::2], strict=True)
+        return b"".join(self.read_at(position + byte, size).ljust(size, b"\0") for byte, size in pairs)
+
+
+class _Reads(Protocol):
+    def read_at(self, position: int, size: int) -> bytes: ...
 
 
 class Lock(Protocol):
@@ -338,6 +360,9 @@ class _LocalFile:
             parts.append(more)
             got += len(more)
         return b"".join(parts)
+
+    def read_ranges(self, position: int, ranges: bytes) -> bytes:
+        return read_ranges(self._descriptor, position, ranges)
 
     def sync(self) -> None:
         if self._syncs_times:

@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock as Mutex
 
 from tidelog.errors import LockedError
-from tidelog.files import File, Files, Lock
+from tidelog.files import File, Files, Lock, ReadsRanges
 
 _ROOT = Path("/")
 _FREE_BYTES = 1 << 40
@@ -151,7 +151,7 @@ class _Content:
         self.guard = Mutex()
 
 
-class _MemoryFile:
+class _MemoryFile(ReadsRanges):
     def __init__(self, content: _Content, *, write: bool) -> None:
         self._opened: _Content | None = content
         self._may_write = write

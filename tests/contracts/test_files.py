@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from array import array
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,9 @@ class TestOpenFiles:
         assert file.read_at(8, 100) == b"89"
         assert file.read_at(10, 1) == b""
         assert file.read_at(99, 1) == b""
+        ranges = array("Q", (3, 4, 0, 1, 5, 0, 6, 9, 90, 2)).tobytes()
+        assert file.read_ranges(1, ranges) == b"4567" + b"1" + b"789" + bytes(6) + bytes(2)
+        assert file.read_ranges(0, b"") == b""
         file.close()
 
     def test_a_write_replaces_what_it_covers_and_extends_the_file(self, files: Files, root: Path) -> None:

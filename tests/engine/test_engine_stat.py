@@ -7,12 +7,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.engine.compacting import compact_by_hand
 from tests.engine.engines import SMALL, open_local
-from tests.engine.stations import EngineNode
+from tests.engine.stations import KEYS, EngineNode, new_store
 
+from tidelog.engine.cold.gc import drop_wal
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import CreateBucket, DeleteObject, Entry, PutObject
+from tidelog.engine.wal.value import object_crc
 from tidelog.errors import ClosedError, DataError, InputError, NotFoundError
+from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.testing import FaultyStore
 
 METADATA = {"type": "image/png", "n": 3, "raw": b"\0\1"}
@@ -105,3 +109,49 @@ def test_in_the_store_only_metadata_is_a_reason_to_ask() -> None:
         found = node.engine.stat("b", "large", 7)
         assert (found.size, found.metadata, found.tier) == (len(LARGE), METADATA, "cold")
         assert reader.statistics().requests == before + 2  # the header of the object, and its record
+
+
+@pytest.mark.parametrize("place", ["log", "blob file", "data file"])
+def test_stat_of_a_cold_value_without_a_file_of_its_own_fetches_no_data(place: str) -> None:
+    """Two stats of 4 MB fetched 8 MB: of any uncompressed value its beginning is enough."""
+    store, data = new_store(), bytes(range(256)) * (4_000_000 // 256)
+    with EngineNode(store, large_value_bytes=8 << 20, local_retention_bytes=0).open() as node:
+        node.apply_these([(1, CreateBucket("b")), (2, PutObject("b", "k", data, METADATA))])
+        node.ship_all()
+        node.apply_these([(3, PutObject("b", "other", b"o" * 9000))])
+        node.ship_all()
+    if place != "log":
+        compact_by_hand(store, large_bytes=8 << 20 if place == "blob file" else 1500)
+        drop_wal(store, BucketMetadataStore(store), KEYS, 1 << 60)
+    other = EngineNode(store, name="b", local_retention_bytes=0)
+    other.restore()
+    with other.open() as node:
+        reader = node.shipping.reader
+        for _ in range(2):
+            found = node.engine.stat("b", "k")
+            assert (found.size, found.metadata, found.tier) == (len(data), METADATA, "cold")
+            assert found.crc == object_crc(data, METADATA)
+        assert 0 < reader.statistics().bytes_fetched < 100_000
+
+
+@pytest.mark.parametrize("damage", ["bytes", "gone"])
+def test_stat_of_a_damaged_cold_value_reads_another_copy(damage: str) -> None:
+    """A beginning that cannot be the right one is not believed: the value is read whole, and verified."""
+    store, replica, data = new_store(), new_store(), b"x" * 200_000
+    node = EngineNode(store, replicas=[replica], local_retention_bytes=0).open()
+    with node:
+        node.apply_these([(1, CreateBucket("b")), (2, PutObject("b", "k", data, METADATA))])
+        node.ship_all()
+        node.engine.create_checkpoint()
+        node.apply(60)
+        node.ship_all()
+        assert node.engine.versions("b", "k")[0].tier == "cold"
+        for key, good in store.contents().items():
+            replica.put(key, good)
+            if len(good) > len(data) and data in good:
+                begin = good.index(data) - 10
+                store.delete([key]) if damage == "gone" else store.put(
+                    key, good[:begin] + b"\xff" * 10 + good[begin + 10 :]
+                )
+        assert node.engine.stat("b", "k").metadata == METADATA
+        assert node.shipping.reader.statistics().from_replicas == 1

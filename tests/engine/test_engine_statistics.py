@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 import pytest
 from tests.engine.engines import open_local
 from tests.engine.stations import EngineNode, new_store
@@ -122,6 +125,27 @@ def test_reads_and_applies_are_timed() -> None:
         used = after.cold.bytes_used - before.cold.bytes_used
         assert used == 13 * 1004
         assert after.cold.bytes_fetched - before.cold.bytes_fetched >= used
+
+
+def test_hot_reads_of_every_kind_are_timed() -> None:
+    """Those of tasks, of parts of objects and of opened ones were in no histogram; each is one of the sample now."""
+    with EngineNode(new_store(), large_value_bytes=64 << 10, inline_value_bytes=0) as node:
+        engine = node.open().engine
+        node.apply_these([(1, CreateBucket("b")), (2, PutObject("b", "small", b"s" * 1000))])
+        node.apply_these([(3, PutObject("b", "large", b"l" * (1 << 20)))])
+
+        def count_after(read: Callable[[], object]) -> int:
+            before = engine.statistics().hot_read_seconds.count
+            for _ in range(128):
+                read()
+            return engine.statistics().hot_read_seconds.count - before
+
+        with asyncio.Runner() as runner:
+            assert count_after(lambda: runner.run(engine.read_async("b", "small"))) == 2
+            assert count_after(lambda: runner.run(engine.read_async("b", "large", offset=7, length=9))) == 2
+        assert count_after(lambda: engine.read("b", "small", offset=7)) == 2
+        with engine.open_object("b", "large") as opened:
+            assert count_after(lambda: opened.raw.read(10)) == 2
 
 
 def test_lag_of_the_low_water_mark_is_apart_from_that_of_the_store() -> None:

@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 from tests.engine.engines import RandomEntries, assert_same, open_local
 from tests.engine.model import Model
+from tests.engine.stations import EngineNode, new_store
+from tests.log.workbench import LIMIT_SECONDS
 
 import tidelog
+from tidelog.engine import changes, scan_iterator
+from tidelog.engine.changes import Change
 from tidelog.engine.engine import Engine
-from tidelog.engine.entry import CreateBucket, Entry, PutObject
+from tidelog.engine.entry import CreateBucket, Entry, PutObject, Result
 from tidelog.errors import ClosedError, InputError, NotFoundError, NotSupportedError
 
 # What waits for nothing, or has its own way of waiting (`Transaction.lock_async`).
@@ -256,3 +260,51 @@ def test_threads_end_with_the_engine(tmp_path: Path) -> None:
 
 def _task_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("tidelog-engine-")]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_tasks_read_the_same_as_threads_wherever_values_are(*, reverse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values here, in the log in the store and in files of their own, in turn: nothing is lost or doubled."""
+    monkeypatch.setattr(scan_iterator, "ITEMS_AT_ONCE", 7)
+    monkeypatch.setattr(changes, "_TAKEN_AT_ONCE", 5)
+    settings: dict[str, Any] = {"inline_value_bytes": 0, "local_retention_bytes": 0, "disk_cache_bytes": 0}
+    with EngineNode(new_store(), large_value_bytes=5000, **settings).open() as node:
+        engine, keys = node.engine, [f"k{number:03}" for number in range(150)]
+        puts = [PutObject("b", key, key.encode() * (2000 if key[-1] == "7" else 50), {"key": key}) for key in keys]
+        node.apply_these([(1, CreateBucket("b")), *enumerate(puts, 2)])
+        node.ship_all()
+        engine.create_checkpoint()
+        engine.ship()
+        again = [PutObject("b", key, key.encode() * (3000 if key[-1] == "7" else 30)) for key in keys[70:90]]
+        node.apply_these([(200 + number, put) for number, put in enumerate(again)])
+        tiers = [engine.stat("b", key).tier for key in keys]
+        assert "cold" in tiers
+        assert "hot" in tiers
+
+        async def play() -> None:
+            how: dict[str, Any] = {"reverse": reverse, "with_values": True}
+            assert [one async for one in engine.scan_async("b", **how)] == [*engine.scan("b", **how)]
+            scan = engine.scan_async("b", **how)
+            for place in ("k010", "k075", "k089", "k003"):
+                scan.seek(place)
+                found = [await anext(scan) for _ in range(3)]
+                assert (
+                    found == [*engine.scan("b", place, None, limit=3, **how)] if not reverse else found[0].key == place
+                )
+            await scan.aclose()
+            everything = [as_bytes(one) async for one in engine.changes_async(with_values=True)]
+            assert everything == [as_bytes(one) for one in engine.changes(with_values=True)]
+            assert len(everything) == 171
+            for key in keys[::9]:
+                part = await engine.read_async("b", key, offset=3, length=50)
+                assert part == engine.read("b", key, offset=3, length=50)
+                with await engine.open_object_async("b", key) as opened, engine.open_object("b", key) as other:
+                    assert (opened.tier, opened.metadata, opened.read()) == (other.tier, other.metadata, other.read())
+
+        asyncio.run(asyncio.wait_for(play(), LIMIT_SECONDS))
+
+
+def as_bytes(change: Change) -> tuple[int, bytes, Result]:
+    """A change with its data, however that comes."""
+    data = getattr(change.entry, "data", b"")
+    return change.seq, data if isinstance(data, bytes) else b"".join(data), change.result

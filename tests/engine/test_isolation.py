@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Condition, Event
+from threading import Condition, Event, Semaphore
 from typing import Any
 
 import pytest
@@ -15,7 +15,9 @@ from tests.log.workbench import LIMIT_SECONDS
 
 import tidelog
 from tidelog import engine_wiring
+from tidelog.cold.catalog import Descriptor
 from tidelog.cold.fetch import ColdReadCounters, Fetcher, FetchSettings, Neighbours, Window
+from tidelog.engine.cold.log_objects import CheckedHeaders
 from tidelog.engine.entry import CreateBucket, PutObject
 from tidelog.store.scheduler import DaemonPool
 from tidelog.testing import FaultyStore
@@ -76,6 +78,10 @@ def node() -> Iterator[EngineNode]:
         yield one
 
 
+async def all_of(items: AsyncIterator[Any]) -> list[Any]:
+    return [one async for one in items]
+
+
 def cold_keys(node: EngineNode) -> list[str]:
     """The keys of the values that have left the disk."""
     found = [key for key in COLD_KEYS if node.engine.stat("b", key).tier == "cold"]
@@ -87,14 +93,25 @@ def test_tasks_that_read_cold_values_hold_up_no_other_task(node: EngineNode, han
     """Many more of them than there are threads hang; hot reads, listings, applies and digests are done meanwhile."""
     engine, keys = node.engine, cold_keys(node)
     assert isinstance(node.objects, FaultyStore)
+    hot_seq = engine.stat("b", "hot").seq
+    applied = list(engine.changes(with_values=True))
     node.objects.on_request = hanging
 
     async def play() -> None:
         cold = [asyncio.create_task(engine.read_async("b", key)) for key in keys]
+        parts = [asyncio.create_task(engine.read_async("b", key, offset=1)) for key in keys]
+        opened_ones = [asyncio.create_task(engine.open_object_async("b", key)) for key in keys]
+        scanned = asyncio.create_task(all_of(engine.scan_async("b", with_values=True)))
+        changed = asyncio.create_task(all_of(engine.changes_async(with_values=True)))
         many = asyncio.create_task(engine.read_many_async([("b", key) for key in keys]))
         await asyncio.to_thread(hanging.wait_for, COLD_THREADS)
         for seq in range(100, 140):
             assert (await engine.read_async("b", "hot")).tier == "hot"
+            assert (await engine.read_async("b", "hot", offset=497, length=9)).data == b"h" * 3
+            with await engine.open_object_async("b", "hot") as opened:
+                assert (opened.tier, opened.read()) == ("hot", b"h" * 500)
+            assert [one.data async for one in engine.scan_async("b", prefix="hot", with_values=True)] == [b"h" * 500]
+            assert (await all_of(engine.changes_async(hot_seq, with_values=True)))[0].seq == hot_seq
             assert (await engine.stat_async("b", "hot")).size == 500
             assert (await engine.stat_async("b", keys[3])).tier == "cold"  # the index knows all of it
             found = await engine.read_many_async([("b", "hot"), ("b", "none")])
@@ -104,8 +121,14 @@ def test_tasks_that_read_cold_values_hold_up_no_other_task(node: EngineNode, han
             assert len(listed) == len(COLD_KEYS) + 1 + seq - 99
             assert [one.key async for one in engine.scan_async("b")] == listed
         digest = await engine.digest_async()
-        assert not any(task.done() for task in cold)
+        assert not any(task.done() for task in [*cold, *parts, *opened_ones, scanned, changed])
         hanging.end()
+        assert [(await task).data for task in parts] == [b"c" * 499] * len(keys)
+        for task in opened_ones:
+            with await task as opened:
+                assert opened.read() == b"c" * 500
+        assert [one.data for one in await scanned if one.key.startswith("cold")] == [b"c" * 500] * len(COLD_KEYS)
+        assert (await changed)[: len(applied)] == applied
         assert [(await task).data for task in cold] == [b"c" * 500] * len(keys)
         assert [one.data for one in await many if one is not None] == [b"c" * 500] * len(keys)
         assert await engine.digest_async() == digest
@@ -220,3 +243,42 @@ def test_one_caller_has_a_bounded_number_of_requests_under_way() -> None:
         assert [(item, bytes(data)) for item, data in group.take()] == [(number, bytes([number]))]
     assert sorted(source.asked) == list(range(10))
     pool.shutdown()
+
+
+def test_many_cold_reads_at_once_read_the_header_of_an_object_once(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hundred reads of objects that nobody had read before made four hundred requests."""
+    settings: dict[str, Any] = {"local_retention_bytes": 0, "inline_value_bytes": 0, "cold_cache_bytes": 0}
+    with EngineNode(new_store(), **settings).open() as node, ThreadPoolExecutor(len(COLD_KEYS)) as pool:
+        node.apply_these([(1, CreateBucket("b"))])
+        node.apply_these([(seq, PutObject("b", key, b"c" * 500)) for seq, key in enumerate(COLD_KEYS, 2)])
+        node.ship_all()
+        node.engine.create_checkpoint()
+        node.engine.ship()
+        keys = cold_keys(node)
+        assert isinstance(node.objects, FaultyStore)
+        node.objects.on_request = lambda operation, key: hanging(operation, key) if operation == "read_range" else None
+        coming = Semaphore(0)
+        check = CheckedHeaders.check
+
+        def reached(headers: CheckedHeaders, *about: Any) -> bool:
+            coming.release()
+            return check(headers, *about)
+
+        checked: list[str] = []
+        check_header = Descriptor.check_header
+
+        def noted(descriptor: Descriptor, data: memoryview, key: str) -> None:
+            checked.append(key)
+            check_header(descriptor, data, key)
+
+        monkeypatch.setattr(Descriptor, "check_header", noted)
+        monkeypatch.setattr(CheckedHeaders, "check", reached)
+        reads = [pool.submit(node.engine.read, "b", key) for key in keys]
+        for _ in keys:
+            assert coming.acquire(timeout=LIMIT_SECONDS)
+        hanging.wait_for(1)
+        hanging.end()
+        assert all(one.result(LIMIT_SECONDS).data == b"c" * 500 for one in reads)
+        assert len(checked) == len(set(checked)) > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from itertools import islice
 from pathlib import Path
@@ -344,3 +345,29 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
         ):
             with pytest.raises(InputError):
                 wrong()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scan_reads_values_that_lie_apart_with_few_calls(
+    *, reverse: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them took a call from Python of its own; a batch takes one for many, in whatever order they were put."""
+    with open_local(tmp_path / "e", settings=EngineSettings()) as engine:
+        wanted = {f"k{number:04}": b"%04d" % number * 1000 for number in range(400)}
+        apart = [PutObject("c", f"{number}", b"x" * 20_000) for number in range(400)]
+        puts = [one for pair in zip(sorted(wanted, key=hash), apart, strict=True) for one in pair]
+        entries = [one if isinstance(one, PutObject) else PutObject("b", one, wanted[one]) for one in puts]
+        engine.apply_many(enumerate([CreateBucket("b"), CreateBucket("c"), *entries], 1))
+        assert engine.read("b", "k0000").data == wanted["k0000"]  # where the files are is known from here on
+        read: list[int] = []
+        pread = os.pread
+
+        def counted(descriptor: int, size: int, position: int) -> bytes:
+            read.append(size)
+            return pread(descriptor, size, position)
+
+        monkeypatch.setattr(os, "pread", counted)
+        found = {one.key: one.data for one in engine.scan("b", with_values=True, reverse=reverse)}
+        assert found == wanted
+        assert list(found) == sorted(wanted, reverse=reverse)
+        assert len(read) < 50

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tidelog.files import File, LocalFiles
+from tidelog.files import File, LocalFiles, ReadsRanges
 
 
-class CountingFile:
+class CountingFile(ReadsRanges):
     """A file that tells how much was read from it."""
 
     def __init__(self, file: File, on_read: Callable[[int], None]) -> None:

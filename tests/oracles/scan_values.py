@@ -129,6 +129,43 @@ def group_places(
     return [(unit, first, end, array("I", indexes).tobytes()) for unit, first, end, indexes in groups]
 
 
+def join_places(
+    values: list[Any], places: bytearray, gap_bytes: int, most_bytes: int, /
+) -> list[tuple[int, bytes, bytes]]:
+    """The same in ranges that are read one after the other; places become those in what is read."""
+    found: list[tuple[int, list[list[int]], list[int]]] = []
+    for unit, first, _, (index,) in _one_by_one(values, places):
+        _, _, length, codec, _ = PLACE.unpack_from(places, PLACE.size * index)
+        behind = first + length
+        if found and found[-1][0] == unit:
+            _, ranges, indexes = found[-1]
+            begin, size = ranges[-1]
+            is_near = first - (begin + size) <= gap_bytes
+            grows = max(0, behind - (begin + size)) if is_near else length
+            before = sum(size for _, size in ranges)
+            if before < most_bytes and grows <= most_bytes - before:
+                if is_near:
+                    _put(places, index, before - size + first - begin, unit, length, codec)
+                    ranges[-1][1] += grows
+                else:
+                    _put(places, index, before, unit, length, codec)
+                    ranges.append([first, length])
+                indexes.append(index)
+                continue
+        _put(places, index, 0, unit, length, codec)
+        found.append((unit, [[first, length]], [index]))
+    return [
+        (unit, array("Q", [number for one in ranges for number in one]).tobytes(), array("I", indexes).tobytes())
+        for unit, ranges, indexes in found
+    ]
+
+
+def _one_by_one(values: list[Any], places: bytearray) -> list[tuple[int, int, int, tuple[int]]]:
+    known = [(index, *PLACE.unpack_from(places, PLACE.size * index)) for index in range(len(values))]
+    left = sorted((unit, byte, index, length) for index, byte, unit, length, *_ in known if unit != NO_UNIT)
+    return [(unit, byte, byte + length, (index,)) for unit, byte, index, length in left if values[index] is None]
+
+
 def take_values(
     rows: list[Row],
     values: list[Any],

@@ -339,7 +339,7 @@ class RecordingFile:
         self._file = file
         self._synced = synced
         self.write_at, self.read_at, self.truncate = file.write_at, file.read_at, file.truncate
-        self.size, self.close = file.size, file.close
+        self.read_ranges, self.size, self.close = file.read_ranges, file.size, file.close
 
     def sync(self) -> None:
         self._file.sync()

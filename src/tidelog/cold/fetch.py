@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from threading import Lock
@@ -30,6 +30,33 @@ from tidelog.store.settings import DEFAULT_FETCH_AHEAD, DEFAULT_FETCH_BYTES, Sto
 from tidelog.tracing import TRACING, record_span
 
 Item = TypeVar("Item")
+Wanted = TypeVar("Wanted", bound=Hashable)
+
+
+class Shared(Generic[Wanted, Item]):
+    """One call for all who want the same at the same time. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[Wanted, Future[Item]] = {}
+        self._mutex = Lock()
+
+    def get(self, wanted: Wanted, make: Callable[[], Item], *, on_joined: Callable[[], None] = lambda: None) -> Item:
+        """What `make` returns or raises. `on_joined` is called before it waits for the call of another."""
+        own: Future[Item] = Future()
+        with self._mutex:
+            found = self._under_way.setdefault(wanted, own)
+        if found is not own:
+            on_joined()
+            return found.result()
+        try:
+            own.set_result(make())
+        except BaseException as error:
+            own.set_exception(error)
+            raise
+        finally:
+            with self._mutex:
+                del self._under_way[wanted]
+        return own.result()
 
 
 class ColdReadCounters:

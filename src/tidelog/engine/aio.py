@@ -2,13 +2,15 @@
 
     applying   one thread: calls run in the order in which they were made, so tasks need not wait for each other
     reading    a few: the index, values on this disk, digests; none of them waits for a store
-    cold       many (`cold_read_threads`): values that have left the disk, scans with values, change feeds
+    cold       many (`cold_read_threads`): values that have left the disk, also those of scans, and the log in the store
     store      a few: calls that may wait a long time for a store, so that nothing else waits with them
 
 Invariants
 - Entries of tasks that wait at the same time share one sync but are applied individually: an invalid one fails alone.
 - A thread cannot be stopped halfway. The call of a cancelled task is executed or not, never half: a call that had not
   started is skipped, one that had started continues.
+- What is on this disk never waits for a cold thread: each read, and each step of a scan or a change feed, is tried by
+  `reading` first, which gives up where the store would have to be asked.
 - The threads are not those of the event loop: a store that does not answer neither exhausts them nor delays the exit of
   the process.
 """
@@ -187,6 +189,16 @@ async def reading(engine: _HasTasks, call: Callable[[], Answer]) -> Answer:
 async def reading_cold(engine: _HasTasks, call: Callable[[], Answer]) -> Answer:
     """For twins: in a thread for reads that may wait for a store."""
     return await engine._tasks().read_cold(call)
+
+
+async def reading_here_or_cold(engine: _HasTasks, call: Callable[[bool], Answer | None]) -> Answer:
+    """For a call that is told whether it may wait for a store, and returns None where it would have to."""
+    return await engine._tasks().read_here_or_cold(lambda: call(False), lambda: _answered(call(True)))
+
+
+def _answered(answer: Answer | None) -> Answer:
+    assert answer is not None, "who may wait gets an answer"
+    return answer
 
 
 async def reaching_store(engine: _HasTasks, call: Callable[[], Answer]) -> Answer:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from tidelog.engine.aio import TaskThreads
+from tidelog.engine.aio import TaskThreads, reading_here_or_cold
 from tidelog.engine.cold.manifest import Manifest
 from tidelog.engine.cold.reader import ColdReader
 from tidelog.engine.cold.value_store import ColdValue
@@ -104,12 +104,17 @@ class FeedLog(Protocol):
         """A value that has a file of its own."""
         ...
 
-    def piece(self, first_seq: int, last_seq: int, lsn: int | None) -> Piece:
-        """The records of the entries with these seqs, none of which begins before an LSN, if that is known.
+    def piece(self, first_seq: int, last_seq: int, lsn: int | None, *, may_wait: bool) -> Piece | None:
+        """The records of the entries with these seqs, none of which begins before an LSN, if that is known; None if
+        the store has to be asked and the caller may not wait for it.
 
         Where a piece ends before the last of them, the caller comes again for the rest.
         """
         ...
+
+
+class _NotHereError(Exception):
+    """What comes next is in the store, and the thread may not wait for that."""
 
 
 class Feed:
@@ -128,11 +133,24 @@ class Feed:
         self._up_to = up_to
         self._rollbacks = log.history.rollbacks
         self._running: Iterator[Change] | None = None
+        self._is_in_store = False
+        """Whether what is running reads the store."""
+        self._may_wait = True
 
-    def take(self, most: int) -> list[Change]:
+    def take(self, most: int, *, may_wait: bool = True) -> list[Change] | None:
+        """So many of the next ones at most, none if there are no more. Without `may_wait` only those before the first
+        that is in the store: None if that is the next one.
+        """
+        if self._is_in_store and not may_wait:
+            return None
+        self._may_wait = may_wait
         running = self.available() if self._running is None else self._running
         self._running = None
-        found = list(islice(running, most))
+        found: list[Change] = []
+        try:
+            found.extend(islice(running, most))  # keeps those before an error
+        except _NotHereError:
+            return found or None
         if len(found) == most:
             self._running = running
         return found
@@ -159,7 +177,11 @@ class Feed:
 
     def _up_to_target(self, target: int) -> Iterator[Change]:
         """Those of one piece of the log."""
-        piece = self._log.piece(self._next_seq, target, self._next_lsn)
+        self._is_in_store = False
+        piece = self._log.piece(self._next_seq, target, self._next_lsn, may_wait=self._may_wait)
+        if piece is None:
+            raise _NotHereError
+        self._is_in_store = piece.is_in_store
         for change, lsn in self._entries(piece.chosen):
             if self._log.history.rollbacks != self._rollbacks:
                 return  # what was read may be gone
@@ -168,6 +190,7 @@ class Feed:
                 yield change
         if self._log.history.rollbacks == self._rollbacks:
             self._next_seq, self._next_lsn = piece.last_seq + 1, piece.next_lsn or self._next_lsn
+        self._is_in_store = False
 
     def _entries(self, chosen: Iterator[Chosen]) -> Iterator[tuple[Change, int]]:
         """With the LSN of the last record of each."""
@@ -188,6 +211,8 @@ class Feed:
         if record.codec == CODEC_FILE:
             reference = decode_reference(record.stored, record.size, record.crc, lsn)
             with contextlib.closing(self._log.open_value(reference)) as value:
+                if isinstance(value, ColdValue) and not self._may_wait:
+                    raise _NotHereError
                 return PutObject(record.bucket, record.key, _pieces(self._log, reference), value.metadata())
         return operation_of(record, lsn)
 
@@ -224,6 +249,7 @@ class Piece(NamedTuple):
     chosen: Iterator[Chosen]
     last_seq: int
     next_lsn: int | None = None
+    is_in_store: bool = False
 
 
 class ChangeLog:
@@ -257,7 +283,7 @@ class ChangeLog:
             return here or self._cold.open_value(reference)  # type: ignore[union-attr]
         raise NotFoundError(f"{reference.name} is no longer there", hint="Its version was removed since")
 
-    def piece(self, first_seq: int, last_seq: int, lsn: int | None) -> Piece:
+    def piece(self, first_seq: int, last_seq: int, lsn: int | None, *, may_wait: bool) -> Piece | None:
         """As `FeedLog` says."""
         first_lsn, stop_lsn = self._wal.first_lsn, self._wal.durable_lsn + 1
         index = self._entry_ends()
@@ -267,6 +293,8 @@ class ChangeLog:
             lsn = before.lsn + 1 if before.lsn or first_lsn <= 1 else None
         if lsn is not None and lsn >= first_lsn:
             return Piece(self._on_disk(index, lsn, stop_lsn, first_seq, last_seq), last_seq)
+        if self._cold is not None and not may_wait:
+            return None
         manifest = None if self._cold is None else self._cold.manifest()
         if self._cold is None or manifest is None:
             raise _gone(first_seq, f"it begins at LSN {first_lsn} on this disk, and no store is known")
@@ -310,8 +338,10 @@ class StoredChangeLog:
         """As `FeedLog` says."""
         return self._cold.open_value(reference)
 
-    def piece(self, first_seq: int, last_seq: int, lsn: int | None) -> Piece:
+    def piece(self, first_seq: int, last_seq: int, lsn: int | None, *, may_wait: bool) -> Piece | None:
         """As `FeedLog` says."""
+        if not may_wait:
+            return None
         manifest = self._cold.manifest()
         if manifest is None:
             raise _gone(first_seq, "the manifest is gone from the store")
@@ -322,8 +352,8 @@ def piece_in_store(cold: ColdReader, manifest: Manifest, first_seq: int, last_se
     """The records of the entries with these seqs, as far as they are in the store."""
     chosen = _in_store(cold, manifest, first_seq, last_seq, lsn)
     if last_seq < manifest.high_water_mark:
-        return Piece(chosen, last_seq)
-    return Piece(chosen, manifest.high_water_mark, manifest.high_water_lsn + 1)
+        return Piece(chosen, last_seq, is_in_store=True)
+    return Piece(chosen, manifest.high_water_mark, manifest.high_water_lsn + 1, is_in_store=True)
 
 
 def _in_store(cold: ColdReader, manifest: Manifest, first_seq: int, last_seq: int, lsn: int | None) -> Iterator[Chosen]:
@@ -410,10 +440,13 @@ class ChangeCalls:
             with contextlib.suppress(RuntimeError):  # the loop has ended before the engine
                 loop.call_soon_threadsafe(woken.set)
 
+        def take(may_wait: bool) -> list[Change] | None:
+            return feed.take(_TAKEN_AT_ONCE, may_wait=may_wait)
+
         with self._news.listening(wake):
             while True:
                 woken.clear()
-                while found := await self._tasks().read_cold(lambda: feed.take(_TAKEN_AT_ONCE)):
+                while found := await reading_here_or_cold(self, take):
                     for change in found:
                         yield change
                 if not follow:

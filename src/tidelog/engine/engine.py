@@ -33,7 +33,7 @@ from typing import Any
 import msgspec
 
 from tidelog.clock import Histogram, Stopwatch
-from tidelog.engine.aio import TaskThreads, in_order, reaching_store, reading, reading_cold
+from tidelog.engine.aio import TaskThreads, in_order, reaching_store, reading, reading_cold, reading_here_or_cold
 from tidelog.engine.btree.buffer_pool import BufferPoolStatistics
 from tidelog.engine.changes import ChangeCalls, ChangeLog
 from tidelog.engine.cold.garbage import Garbage, GarbagePlan, GarbageReport, GarbageStatistics
@@ -46,6 +46,7 @@ from tidelog.engine.entry import Entry, ObjectStat, Result, StoredObject
 from tidelog.engine.maintenance import ColdTier, Maintenance
 from tidelog.engine.mvcc.applier import Replayed
 from tidelog.engine.mvcc.cells import MAX_SEQ
+from tidelog.engine.object_file import ObjectFile
 from tidelog.engine.orchestrator.base import Turn
 from tidelog.engine.reads import EngineStat, News, Standing, checked_entries, checked_seq
 from tidelog.engine.recovery.recovery import RecoveryReport
@@ -350,7 +351,9 @@ class Engine(EnginePrefetch, ChangeCalls, GarbageCalls, CompactionCalls, ClosedA
         self, bucket: str, key: str, seq: int | None = None, *, offset: int = 0, length: int | None = None
     ) -> StoredObject:
         if offset or length is not None:
-            return await self._tasks().read_cold(lambda: self.read(bucket, key, seq, offset=offset, length=length))
+            return await reading_here_or_cold(
+                self, lambda may_wait: self._read_range(bucket, key, seq, offset, length, may_wait=may_wait)
+            )
         return await self._tasks().read_here_or_cold(
             lambda: self._read_here(bucket, key, seq), lambda: self.read(bucket, key, seq)
         )
@@ -371,11 +374,14 @@ class Engine(EnginePrefetch, ChangeCalls, GarbageCalls, CompactionCalls, ClosedA
         )
 
     def _scan_in_task(self, *place: Any, with_values: bool, **how: Any) -> AsyncScan:
-        run = reading_cold if with_values else reading
-        return AsyncScan(lambda: self.scan(*place, with_values=with_values, **how), partial(run, self))
+        return AsyncScan(lambda: self.scan(*place, with_values=with_values, **how), partial(reading_here_or_cold, self))
 
     scan_async = twin_by(EngineScans.scan, _scan_in_task)
-    open_object_async = twin(EngineStat.open_object, reading_cold)
+
+    @twin_of(EngineStat.open_object)
+    async def open_object_async(self, bucket: str, key: str, seq: int | None = None) -> ObjectFile:
+        return await reading_here_or_cold(self, lambda may_wait: self._open_object(bucket, key, seq, may_wait=may_wait))
+
     prefetch_async = twin(EnginePrefetch.prefetch, reading_cold)
     has_bucket_async = twin(EngineStat.has_bucket, reading)
     find_object_async = twin(EngineStat.find_object, reading)

@@ -19,7 +19,6 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -325,7 +324,7 @@ class EngineReader(EngineScans, ChangeCalls, ClosedAtExit):
     find_object_async = twin(EngineStat.find_object, reading_cold)
 
     def _scan_in_task(self, *args: Any, **kwargs: Any) -> AsyncScan:
-        return AsyncScan(lambda: self.scan(*args, **kwargs), partial(reading_cold, self))
+        return AsyncScan(lambda: self.scan(*args, **kwargs), lambda take: reading_cold(self, lambda: take(True) or []))
 
     scan_async = twin_by(EngineScans.scan, _scan_in_task)
     read_many_async = twin(EngineScans.read_many, reading_cold)

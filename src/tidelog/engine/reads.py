@@ -41,7 +41,7 @@ from tidelog.engine.mvcc.cells import MAX_SEQ, Cell
 from tidelog.engine.mvcc.digest import Digest
 from tidelog.engine.mvcc.retention import History, Marks, Pin, forgotten
 from tidelog.engine.mvcc.versions import INFO, WITH_CRC, Buckets, BucketVersion, Found, Pointer, Row
-from tidelog.engine.object_file import ObjectFile, RawObject, ReadAheadValue, ReadData
+from tidelog.engine.object_file import ObjectFile, RawObject, ReadAheadValue
 from tidelog.engine.sst.value_file import Reference, reference_of
 from tidelog.engine.txn.read_set import Carried, batch_of
 from tidelog.engine.value_files import OpenValue, ValueFiles
@@ -315,9 +315,14 @@ class EngineReading:
     ) -> StoredObject:
         """Returns an object as of a seq; by default the last applied one. With `offset` and `length`, its data from
         that byte on, so many bytes at most.
+
+        Of a value in a file of its own (from `large_value_bytes` on) only the blocks that have these bytes are read,
+        here or from the store. Any other is read whole: its one checksum could not verify a part.
         """
         if offset or length is not None:
-            return self._read_range(bucket, key, seq, offset, length)
+            part = self._read_range(bucket, key, seq, offset, length, may_wait=True)
+            assert part is not None, "who may wait gets an answer"
+            return part
         self._reads = reads = self._reads + 1
         if not reads % _TIMED_EVERY:
             return self._timed_read(bucket, key, seq)
@@ -344,6 +349,16 @@ class EngineReading:
         if found.tier == "hot":
             self._hot_read_seconds.add(time.perf_counter() - began)
         return found
+
+    def _begins(self) -> float:
+        """When a read of another kind began, if it is the one of many that is timed; otherwise 0."""
+        self._reads = reads = self._reads + 1
+        return 0.0 if reads % _TIMED_EVERY else time.perf_counter()
+
+    def _ends_hot(self, began: float) -> None:
+        """It was served from this disk."""
+        if began:
+            self._hot_read_seconds.add(time.perf_counter() - began)
 
     def _read_any(self, created: BucketVersion | None, bucket: str, key: str, seq: int | None, at: int) -> StoredObject:
         """The slow path: an object that is not in the local WAL, or is small, compressed, has metadata, is damaged or
@@ -377,13 +392,17 @@ class EngineReading:
 
     def _read_here(self, bucket: str, key: str, seq: int | None) -> StoredObject | None:
         """Like `read`, from this disk alone; None if the value has left it."""
+        began = self._begins()
         check_names(bucket, key)
         at = self._marks.applied_seq if seq is None else self._checked_seq(seq)
         created = self._buckets.created(bucket, at)
         found = None if created is None else self._find_in(created, bucket, key, at)
         if found is None:
             return self.read(bucket, key, seq)  # it is not there, and that error says why
-        return self._found_here(found)
+        here = self._found_here(found)
+        if here is not None:
+            self._ends_hot(began)
+        return here
 
     def _found_here(self, found: Found) -> StoredObject | None:
         """A version with its value; None if that has left this disk."""
@@ -416,56 +435,92 @@ class EngineReading:
         """Opens an object as of a seq (by default the last applied one) as a file object: buffered, seekable, read by
         pieces. It has `size`, `metadata`, `seq` and `tier`, and shows this version until it is closed.
         """
+        opened = self._open_object(bucket, key, seq, may_wait=True)
+        assert opened is not None, "who may wait gets an answer"
+        return opened
+
+    def _open_object(self, bucket: str, key: str, seq: int | None, *, may_wait: bool) -> ObjectFile | None:
+        """The same, or without `may_wait` None if the value has left this disk."""
         check_names(bucket, key)
         pin = self.pin(seq)
+        opened: ObjectFile | None = None
         try:
             found = self._versions.find(bucket, key, pin.seq)
             if found is None:
                 raise self._not_found(bucket, key, pin.seq)
-            return self._opened(found, bucket, key, pin)
+            opened = self._opened_here(found, pin)
+            if opened is None and may_wait:
+                opened = self._opened_cold(found, bucket, key, pin)
+            return opened
+        finally:
+            if opened is None:
+                pin.release()
+
+    def _opened_here(self, found: Found, pin: Pin) -> ObjectFile | None:
+        if found.cell.codec != CODEC_FILE:
+            whole = self._found_here(found)
+            return None if whole is None else _in_memory(whole, pin)
+        opened = self._open_here(reference_of(found.cell))
+        if opened is None:
+            return None
+        try:
+            metadata = opened.metadata()
         except BaseException:
-            pin.release()
+            opened.close()
             raise
 
-    def _opened(self, found: Found, bucket: str, key: str, pin: Pin) -> ObjectFile:
-        cell, tier, close = found.cell, self._tier_of(found.cell), _nothing
-        assert tier is not None  # a deletion is not found
-        if cell.codec != CODEC_FILE:
-            whole = self.read(bucket, key, pin.seq)
-            metadata, tier, view = whole.metadata, whole.tier, memoryview(whole.data)
-            raw = RawObject(cell.size, lambda offset, length: view[offset : offset + length], pin, _nothing)
-            return ObjectFile(raw, size=cell.size, metadata=metadata, seq=found.seq, tier=tier)
-        reference = reference_of(cell)
-        opened = self._open_here(reference)
-        if opened is not None:
-            read: ReadData = opened.data
-            metadata, tier, close = opened.metadata(), "hot", opened.close
-        else:
-            value = self._cold_value(cell)
-            ahead = ReadAheadValue(value, cell.size)
-            read, metadata, tier, close = ahead.read, value.metadata(), "cold", ahead.forget
-        return ObjectFile(
-            RawObject(cell.size, read, pin, close), size=cell.size, metadata=metadata, seq=found.seq, tier=tier
-        )
+        def read(offset: int, length: int) -> bytes:
+            began = self._begins()
+            data = opened.data(offset, length)
+            self._ends_hot(began)
+            return data
 
-    def _read_range(self, bucket: str, key: str, seq: int | None, offset: int, length: int | None) -> StoredObject:
-        """Only the blocks of a value file that have these bytes are read; any other value is read whole."""
+        raw = RawObject(found.cell.size, read, pin, opened.close)
+        return ObjectFile(raw, size=found.cell.size, metadata=metadata, seq=found.seq, tier="hot")
+
+    def _opened_cold(self, found: Found, bucket: str, key: str, pin: Pin) -> ObjectFile:
+        cell = found.cell
+        if cell.codec != CODEC_FILE:
+            return _in_memory(self.read(bucket, key, pin.seq), pin)
+        value = self._cold_value(cell)
+        ahead = ReadAheadValue(value, cell.size)
+        raw = RawObject(cell.size, ahead.read, pin, ahead.forget)
+        return ObjectFile(raw, size=cell.size, metadata=value.metadata(), seq=found.seq, tier="cold")
+
+    def _read_range(
+        self, bucket: str, key: str, seq: int | None, offset: int, length: int | None, *, may_wait: bool
+    ) -> StoredObject | None:
+        """Only the blocks of a value file that have these bytes are read; any other value is read whole, since its
+        checksum covers all of it. Without `may_wait` None if the value has left this disk.
+        """
         for what, number in (("offset", offset), ("length", length)):
             if number is not None and (type(number) is not int or number < 0):
                 raise InputError(f"{what} must be a whole number from 0 on, not {number!r}")
+        began = self._begins()
         check_names(bucket, key)
         with self.pin(seq) as at:
             found = self._versions.find(bucket, key, at)
-            if found is None or found.cell.codec != CODEC_FILE:
-                whole = self.read(bucket, key, at)
-                stop = None if length is None else offset + length
-                return StoredObject(whole.data[offset:stop], whole.metadata, whole.seq, whole.tier)
-            cell = found.cell
-            opened = self._open_here(reference_of(cell))
-            with contextlib.closing(opened or self._cold_value(cell)) as value:
-                data = value.data(offset, cell.size if length is None else length)
-                tier: Tier = "cold" if opened is None else "hot"
-                return StoredObject(data, value.metadata(), found.seq, tier)
+            if found is None:
+                raise self._not_found(bucket, key, at)
+            here = self._range_here(found, offset, length)
+            if here is not None:
+                self._ends_hot(began)
+            if here is not None or not may_wait:
+                return here
+            if found.cell.codec != CODEC_FILE:
+                return _part_of(self.read(bucket, key, at), offset, length)
+            with contextlib.closing(self._cold_value(found.cell)) as value:
+                return _part_in_file(value, found, offset, length, "cold")
+
+    def _range_here(self, found: Found, offset: int, length: int | None) -> StoredObject | None:
+        if found.cell.codec != CODEC_FILE:
+            whole = self._found_here(found)
+            return None if whole is None else _part_of(whole, offset, length)
+        opened = self._open_here(reference_of(found.cell))
+        if opened is None:
+            return None
+        with contextlib.closing(opened) as value:
+            return _part_in_file(value, found, offset, length, "hot")
 
     def _cold_value(self, cell: Cell) -> ColdValue:
         if self._cold is None:
@@ -645,8 +700,8 @@ class EngineReading:
 #
 # Invariants
 # - An object without metadata needs no read of its value, wherever that is. Of a value file the first block is enough.
-# - Metadata of a large, uncompressed value on this disk is read alone. The checksum covers the whole value and is not
-#   verified then; lengths are, against the index. Everything else is read and verified as by `read`.
+# - Metadata of a large, uncompressed value is read alone, on this disk and in the store. The checksum covers the whole
+#   value and is not verified then; lengths are, against the index. Everything else is read and verified as by `read`.
 
 
 # Up to this size, reading the whole value costs about as much as reading its beginning, and can be verified.
@@ -663,9 +718,23 @@ class EngineStat(EngineReading):
             return known
         found = self._large_object(bucket, key, seq)
         if found is None:
-            return _stat_of(self.read(bucket, key, seq))
+            return self._stat_by_head(bucket, key, seq) or _stat_of(self.read(bucket, key, seq))
         metadata = self._cold_value(found.cell).metadata()
         return ObjectStat(found.cell.size, metadata, found.seq, "cold", found.cell.crc)
+
+    def _stat_by_head(self, bucket: str, key: str, seq: int | None) -> ObjectStat | None:
+        """By the beginning of a value in the store; None if it is to be read whole, which also says what is wrong."""
+        at = self._checked_seq(self._marks.applied_seq if seq is None else seq)
+        found = self._versions.find(bucket, key, at)
+        if found is None or self._cold is None or not _is_head_enough(found.cell) or self._where(found) != "cold":
+            return None
+        head_bytes = found.cell.stored_bytes - found.cell.size
+        with contextlib.suppress(TidelogError):
+            cell = self._placed(bucket, key, found.seq, found.cell)
+            head = self._cold.head(cell, head_bytes)
+            if head is not None:
+                return ObjectStat(cell.size, decode_metadata(head, cell.lsn), found.seq, "cold", cell.crc)
+        return None
 
     def _large_object(self, bucket: str, key: str, seq: int | None) -> Found | None:
         """A version whose value has a file of its own."""
@@ -696,11 +765,9 @@ class EngineStat(EngineReading):
         if cell.codec == CODEC_FILE:
             return self._metadata_in_file(cell)
         head_bytes = cell.stored_bytes - cell.size
-        if cell.codec != CODEC_NONE or not LENGTH_BYTES <= head_bytes <= LENGTH_BYTES + MAX_METADATA_BYTES:
-            return None
-        if head_bytes == LENGTH_BYTES:
+        if cell.codec == CODEC_NONE and head_bytes == LENGTH_BYTES:
             return {}
-        if cell.stored_bytes <= _CHECKED_BYTES:
+        if not _is_head_enough(cell):
             return None
         head = self._read_stored(cell.position, head_bytes)
         return None if head is None else decode_metadata(head, cell.lsn)
@@ -723,6 +790,31 @@ class EngineStat(EngineReading):
 
 def _nothing() -> None:
     """There is nothing to close."""
+
+
+def _in_memory(whole: StoredObject, pin: Pin) -> ObjectFile:
+    view = memoryview(whole.data)
+    raw = RawObject(len(view), lambda offset, length: view[offset : offset + length], pin, _nothing)
+    return ObjectFile(raw, size=len(view), metadata=whole.metadata, seq=whole.seq, tier=whole.tier)
+
+
+def _part_of(whole: StoredObject, offset: int, length: int | None) -> StoredObject:
+    stop = None if length is None else offset + length
+    return StoredObject(whole.data[offset:stop], whole.metadata, whole.seq, whole.tier)
+
+
+def _part_in_file(
+    value: OpenValue | ColdValue, found: Found, offset: int, length: int | None, tier: Tier
+) -> StoredObject:
+    data = value.data(offset, found.cell.size if length is None else length)
+    return StoredObject(data, value.metadata(), found.seq, tier)
+
+
+def _is_head_enough(cell: Cell) -> bool:
+    """Whether the metadata of a value without a file is read without its data."""
+    head_bytes = cell.stored_bytes - cell.size
+    is_possible = cell.codec == CODEC_NONE and LENGTH_BYTES < head_bytes <= LENGTH_BYTES + MAX_METADATA_BYTES
+    return is_possible and cell.stored_bytes > _CHECKED_BYTES
 
 
 def _stat_of(whole: StoredObject) -> ObjectStat:

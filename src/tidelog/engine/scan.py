@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidelog.engine.cold.reader import RowsAhead, Value, ValuesAhead
+from tidelog.engine.cold.reader import ColdReader, RowsAhead, Value, ValuesAhead
 from tidelog.engine.entry import StoredObject, Tier
 from tidelog.engine.mvcc.cells import INLINE, POINTER, Cell, at, object_prefix, objects_of
 from tidelog.engine.mvcc.retention import Pin, forgotten
@@ -39,6 +39,9 @@ _BATCH_BYTES = 8 << 20
 _BATCHES_AHEAD = 3
 # Each is so much larger than the one before, and one more is on its way: a long scan soon has its large requests.
 _GROWTH = 4
+
+_ScannedAhead = tuple[ScannedRows, RowsAhead | None]
+"""Rows, and their values that are on the way from the store, if some are."""
 
 
 class EngineScans(EngineStat):
@@ -117,33 +120,46 @@ class EngineScans(EngineStat):
             for found in self._values_of(wanted_ones, at, are_scanned=True):
                 yield [(one.key, one.cell.size, one.seq, one.cell.crc, *value) for one, value, _ in found]
             return
-        waiting: deque[tuple[ScannedRows, RowsAhead | None]] = deque()
+        waiting: deque[_ScannedAhead] = deque()
         wanted, prefix, ahead = batches_of(lists, _growing(_FIRST_ROWS, _FIRST_BYTES)), objects_of(bucket)[0], 0
         try:
             while True:
                 while len(waiting) <= ahead and (rows := next(wanted, None)) is not None:
-                    scanned = ScannedRows(rows, prefix, is_reverse=is_reverse)
-                    waiting.append(self._begin_rows(scanned, in_background=bool(waiting)))
+                    yield from self._begin_rows(bucket, ScannedRows(rows, prefix, is_reverse=is_reverse), waiting)
                 if not waiting:
                     return
-                yield self._taken_rows(bucket, *waiting.popleft(), at)
+                yield from self._taken_rows(bucket, waiting, at)
                 ahead = min(ahead + 1, _BATCHES_AHEAD)
         finally:
             for _, begun in waiting:
                 if begun is not None:
                     begun.forget()
 
-    def _begin_rows(self, scanned: ScannedRows, *, in_background: bool) -> tuple[ScannedRows, RowsAhead | None]:
+    def _begin_rows(self, bucket: str, scanned: ScannedRows, waiting: deque[_ScannedAhead]) -> Iterator[list[Row]]:
+        cold = self._cold_left(bucket, scanned)
+        if cold is not None and not waiting:
+            yield []  # where they are may have to be asked
+        begun = None if cold is None else cold.begin_scan(scanned, in_background=bool(waiting))
+        waiting.append((scanned, begun))
+
+    def _cold_left(self, bucket: str, scanned: ScannedRows) -> ColdReader | None:
+        """Takes the values that are on this disk; returns what reads the store if others are left, and are there."""
         if scanned.missing:
             self._local.read_values(scanned)
         if self._cold is None or not scanned.missing or None not in scanned.values:
-            return scanned, None
-        return scanned, self._cold.begin_scan(scanned, in_background=in_background)
+            return None
+        self._cold.take_from_disk(scanned)
+        left = (row for row, value in zip(scanned.rows, scanned.values, strict=True) if value is None)
+        is_cold = any(self._tier_of(_Wanted.of(bucket, row).cell) == "cold" for row in left)
+        return self._cold if is_cold else None
 
-    def _taken_rows(self, bucket: str, scanned: ScannedRows, ahead: RowsAhead | None, at: int) -> list[Row]:
+    def _taken_rows(self, bucket: str, waiting: deque[_ScannedAhead], at: int) -> Iterator[list[Row]]:
+        if waiting[0][1] is not None:
+            yield []
+        scanned, ahead = waiting.popleft()
         if ahead is not None:
             ahead.take()
-        return scanned.finished(lambda row: self._row_again(bucket, row, at))
+        yield scanned.finished(lambda row: self._row_again(bucket, row, at))
 
     def _row_again(self, bucket: str, row: Row, at: int) -> Row:
         """A row whose value was not found with others: moved since it was looked up, in a file of its own, in a
@@ -189,27 +205,32 @@ class EngineScans(EngineStat):
         return answer
 
     def _values_of(self, wanted: Iterator[_Wanted], seq: int, *, are_scanned: bool = False) -> Iterator[list[_Got]]:
-        """The values of some versions, in their order, in batches. Those that are scanned are neighbours in compacted
-        data, and no reads that bring a value back to this disk.
+        """The values of some versions, in their order, in batches; an empty one before each wait for a store.
+
+        Those that are scanned are neighbours in compacted data, and no reads that bring a value back to this disk.
         """
         waiting: deque[_Batch] = deque()
         ahead, most_rows, most_bytes = 0, _FIRST_ROWS, _FIRST_BYTES
         try:
             while True:
                 while len(waiting) <= ahead and (some := _some(wanted, most_rows, most_bytes)):
-                    waiting.append(self._begin(some, are_scanned=are_scanned))
+                    stored = [self._stored_here(one.cell) for one in some]
+                    if None in stored:
+                        yield []  # where they are may have to be asked
+                    waiting.append(self._begin(some, stored, are_scanned=are_scanned))
                     most_rows = min(_GROWTH * most_rows, _BATCH_ROWS)
                     most_bytes = min(_GROWTH * most_bytes, _BATCH_BYTES)
                 if not waiting:
                     return
+                if waiting[0].ahead is not None:
+                    yield []
                 yield self._taken(waiting.popleft(), seq)
                 ahead = min(ahead + 1, _BATCHES_AHEAD)
         finally:
             for batch in waiting:
                 batch.forget()
 
-    def _begin(self, wanted: list[_Wanted], *, are_scanned: bool) -> _Batch:
-        stored = [self._stored_here(one.cell) for one in wanted]
+    def _begin(self, wanted: list[_Wanted], stored: list[bytes | None], *, are_scanned: bool) -> _Batch:
         cold = [one for one, here in zip(wanted, stored, strict=True) if here is None]
         if not cold or self._cold is None:
             return _Batch(wanted, stored, [one.cell for one in cold], None)

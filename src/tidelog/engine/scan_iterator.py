@@ -6,6 +6,7 @@
 Invariants
 - Items come without a call of Python's for each: what `iter` returns is a chain in C, or a generator.
 - A scan that has ended goes on after a seek, also for who iterates over it again.
+- An empty list says that the next one may have to wait for the store: `take` stops there for who may not.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from tidelog.engine.reads import check_names
 from tidelog.store.aio import ITEMS_AT_ONCE
 
 Lists = Generator[list[Row], None, None]
-"""Lists of rows as items have them; closing it ends what is under way."""
-Run = Callable[[Callable[[], list[ScannedObject]]], Awaitable[list[ScannedObject]]]
+"""Lists of rows as items have them, an empty one before one that may wait for the store; closing it ends what is under
+way."""
+Take = Callable[[bool], list[ScannedObject] | None]
+"""Takes the next objects; told whether it may wait for the store, and None where it would have to."""
+Run = Callable[[Take], Awaitable[list[ScannedObject]]]
 
 
 class _Source(Iterator[Iterator[ScannedObject]]):
@@ -31,6 +35,7 @@ class _Source(Iterator[Iterator[ScannedObject]]):
         self._begin = begin
         self._lists = begin(None)
         self._rest: Iterator[Row] = iter(())
+        self._waits = False
         self.has_ended = False
 
     def __next__(self) -> Iterator[ScannedObject]:
@@ -40,11 +45,26 @@ class _Source(Iterator[Iterator[ScannedObject]]):
         self._rest = iter(rows)
         return starmap(ScannedObject, self._rest)
 
+    def take(self, most: int, *, may_wait: bool) -> list[ScannedObject] | None:
+        """So many items at most, none at the end. Without `may_wait` only those before a wait: None if there are
+        none.
+        """
+        found = list(islice(starmap(ScannedObject, self._rest), most))
+        while len(found) < most:
+            if self._waits and not may_wait:
+                return found or None
+            rows = next(self._lists, None)
+            if rows is None:
+                break
+            self._waits, self._rest = not rows, iter(rows)
+            found += islice(starmap(ScannedObject, self._rest), most - len(found))
+        return found
+
     def seek(self, key: str) -> None:
         """Lists from a key on. If that is refused, nothing has changed."""
         lists = self._begin(key)
         self.close()
-        self._lists, self.has_ended = lists, False
+        self._lists, self._waits, self.has_ended = lists, False, False
 
     def close(self) -> None:
         self._lists.close()
@@ -66,6 +86,12 @@ class Scan(Iterator[ScannedObject]):
 
     def __next__(self) -> ScannedObject:
         return next(self._items)
+
+    def _take(self, most: int, *, may_wait: bool) -> list[ScannedObject] | None:
+        """So many of the next objects at most, none at the end. Without `may_wait` None where the store has to be
+        asked. Who takes does not iterate.
+        """
+        return self._source.take(most, may_wait=may_wait)
 
     def seek(self, key: str) -> None:
         """Goes on at a key, forwards or backwards: the next object is the first one at or after it, in reverse the
@@ -106,14 +132,14 @@ class AsyncScan(AsyncIterator[ScannedObject]):
                 yield item
             self._has_ended = True
 
-    def _next_ones(self) -> list[ScannedObject]:
+    def _next_ones(self, may_wait: bool) -> list[ScannedObject] | None:
         """In a thread."""
         if self._scan is None:
             self._scan = self._begin()
         if self._wanted is not None:
             wanted, self._wanted = self._wanted, None
             self._scan.seek(wanted)
-        return list(islice(self._scan, ITEMS_AT_ONCE))
+        return self._scan._take(ITEMS_AT_ONCE, may_wait=may_wait)
 
     def __aiter__(self) -> AsyncIterator[ScannedObject]:
         return self._items

@@ -32,7 +32,7 @@ from tidelog.engine.sst.value_file import (
 )
 from tidelog.engine.txn.read_set import Carried, Guarded, batch_of
 from tidelog.errors import InputError
-from tidelog.files import TEMPORARY_SUFFIX, File, Files, explained
+from tidelog.files import TEMPORARY_SUFFIX, File, Files, ReadsRanges, explained
 
 VALUES = "values"
 
@@ -287,7 +287,7 @@ class NoValueFiles(ValueFiles):
         self._sizes = {}
 
 
-class _Nowhere:
+class _Nowhere(ReadsRanges):
     """A file that keeps nothing: for what was applied before."""
 
     def write_at(self, position: int, data: bytes | memoryview) -> None: ...

@@ -218,6 +218,9 @@ class BoundFile:
     def read_at(self, position: int, size: int) -> bytes:
         return self._file.read_at(position + BINDING_BYTES, size)
 
+    def read_ranges(self, position: int, ranges: bytes) -> bytes:
+        return self._file.read_ranges(position + BINDING_BYTES, ranges)
+
     def truncate(self, size: int) -> None:
         self._file.truncate(size + BINDING_BYTES if size else 0)
 

@@ -10,7 +10,8 @@
 #include "crc32.h"
 
 static PyMethodDef *const parts[] = {frame_methods, envelope_methods, page_methods, entry_methods, record_methods,
-                                     record_batch_methods, tree_row_methods, scan_value_methods};
+                                     record_batch_methods, tree_row_methods, scan_value_methods,
+                                     range_methods};
 
 static int take_errors(NativeState *state) {
     PyObject *errors = PyImport_ImportModule("tidelog.errors");

@@ -17,7 +17,7 @@ typedef struct {
 #define METHOD(name, function, text) {name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, PyDoc_STR(text)}
 
 extern PyMethodDef frame_methods[], envelope_methods[], page_methods[], entry_methods[], record_methods[],
-    record_batch_methods[], tree_row_methods[], scan_value_methods[];
+    record_batch_methods[], tree_row_methods[], scan_value_methods[], range_methods[];
 
 /* Python's own type for times; -1 with the error set. */
 int envelopes_prepare(void);

@@ -486,7 +486,8 @@ static int add_group(PyObject *groups, const Numbered *some, size_t count, uint6
     return got;
 }
 
-static int group_all(PyObject *groups, const Numbered *sorted, size_t count, uint64_t gap, uint64_t most) {
+static int group_all(PyObject *groups, Batch *Py_UNUSED(batch), const Numbered *sorted, size_t count, uint64_t gap,
+                     uint64_t most) {
     size_t first = 0;
     uint64_t end = 0;
     for (size_t at = 0; at < count; at++) {
@@ -505,13 +506,15 @@ static int group_all(PyObject *groups, const Numbered *sorted, size_t count, uin
     return count > first ? add_group(groups, sorted + first, count - first, end) : 0;
 }
 
-/* group_places(values, places, gap_bytes, range_bytes): [(unit, first byte, end, indexes)] of the places of values that
-   are not there, in order; neighbours that come with one read together. */
-static PyObject *scan_group_places(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
+typedef int (*Grouping)(PyObject *groups, Batch *batch, const Numbered *sorted, size_t count, uint64_t gap,
+                        uint64_t most);
+
+/* The places of values that are not there, in order, as a call groups them. */
+static PyObject *grouped(const char *name, PyObject *const *arguments, Py_ssize_t count, Grouping group) {
     uint64_t gap, most;
     Batch batch;
     PyObject *taken[] = {arguments[0], arguments[0], count > 1 ? arguments[1] : NULL};
-    if (expect_arguments("group_places", count, 4, 4) < 0 || parse_u64(arguments[2], &gap) < 0 ||
+    if (expect_arguments(name, count, 4, 4) < 0 || parse_u64(arguments[2], &gap) < 0 ||
         parse_u64(arguments[3], &most) < 0 || batch_take(&batch, taken) < 0) {
         return NULL;
     }
@@ -531,7 +534,7 @@ static PyObject *scan_group_places(PyObject *Py_UNUSED(module), PyObject *const 
         Py_BEGIN_ALLOW_THREADS
         qsort(sorted, found, sizeof(Numbered), compare_numbered);
         Py_END_ALLOW_THREADS
-        got = group_all(groups, sorted, found, gap, most);
+        got = group(groups, &batch, sorted, found, gap, most);
     }
     PyMem_Free(sorted);
     batch_release(&batch);
@@ -539,6 +542,85 @@ static PyObject *scan_group_places(PyObject *Py_UNUSED(module), PyObject *const 
         Py_CLEAR(groups);
     }
     return groups;
+}
+
+/* group_places(values, places, gap_bytes, range_bytes): [(unit, first byte, end, indexes)] of the places of values that
+   are not there, in order; neighbours that come with one read together. */
+static PyObject *scan_group_places(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
+    return grouped("group_places", arguments, count, group_all);
+}
+
+/* ---- join_places ---- */
+
+/* Ranges of a unit that are read together: pairs (first byte, bytes), and what they have in all. */
+typedef struct {
+    uint64_t *pairs;
+    uint32_t *indexes;
+    size_t pair_count, index_count;
+    uint32_t unit;
+    uint64_t sum;
+} Joined;
+
+/* Adds (unit, ranges, indexes), and begins the next. */
+static int joined_add(PyObject *groups, Joined *joined) {
+    PyObject *group = Py_BuildValue("(Iy#y#)", (unsigned int)joined->unit, (const char *)joined->pairs,
+                                    (Py_ssize_t)(16 * joined->pair_count), (const char *)joined->indexes,
+                                    (Py_ssize_t)(4 * joined->index_count));
+    int got = group == NULL ? -1 : PyList_Append(groups, group);
+    Py_XDECREF(group);
+    joined->pair_count = joined->index_count = 0;
+    joined->sum = 0;
+    return got;
+}
+
+static int join_sorted(PyObject *groups, Batch *batch, const Numbered *sorted, size_t count, uint64_t gap,
+                       uint64_t most, Joined *joined) {
+    for (size_t at = 0; at < count; at++) {
+        const Place *place = &sorted[at].place;
+        uint64_t *last = joined->pairs + 2 * joined->pair_count - 2; /* not looked at if there is none */
+        uint64_t behind = end_of(place), end = joined->pair_count == 0 ? 0 : last[0] + last[1];
+        int is_near = joined->pair_count > 0 && (place->byte <= end || place->byte - end <= gap);
+        uint64_t grows = !is_near ? behind - place->byte : behind > end ? behind - end : 0;
+        if (joined->index_count > 0 &&
+            (place->unit != joined->unit || joined->sum >= most || grows > most - joined->sum)) {
+            if (joined_add(groups, joined) < 0) {
+                return -1;
+            }
+            is_near = 0;
+            grows = behind - place->byte;
+        }
+        if (!is_near) {
+            last = joined->pairs + 2 * joined->pair_count++;
+            last[0] = place->byte;
+            last[1] = 0;
+        }
+        joined->unit = place->unit;
+        joined->indexes[joined->index_count++] = sorted[at].index;
+        batch->places[sorted[at].index].byte = joined->sum - last[1] + (place->byte - last[0]);
+        last[1] += grows;
+        joined->sum += grows;
+    }
+    return joined->index_count > 0 ? joined_add(groups, joined) : 0;
+}
+
+static int join_all(PyObject *groups, Batch *batch, const Numbered *sorted, size_t count, uint64_t gap, uint64_t most) {
+    Joined joined = {.pairs = PyMem_Malloc((count + 1) * 16), .indexes = PyMem_Malloc((count + 1) * 4)};
+    int got = -1;
+    if (joined.pairs == NULL || joined.indexes == NULL) {
+        PyErr_NoMemory();
+    } else {
+        got = join_sorted(groups, batch, sorted, count, gap, most, &joined);
+    }
+    PyMem_Free(joined.pairs);
+    PyMem_Free(joined.indexes);
+    return got;
+}
+
+/* join_places(values, places, gap_bytes, most_bytes): [(unit, ranges, indexes)] of the places of values that are not
+   there, in order: ranges of one unit that have so many bytes at most, or one value of more, and come one after the
+   other. The places are those in what comes, from here on. */
+static PyObject *scan_join_places(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count) {
+    return grouped("join_places", arguments, count, join_all);
 }
 
 /* ---- take_values ---- */
@@ -599,6 +681,8 @@ PyMethodDef scan_value_methods[] = {
            "place_in_index(rows, values, places, first_unit, prefix, blocks, is_reverse): how many are in blob files."),
     METHOD("group_places", scan_group_places,
            "group_places(values, places, gap_bytes, range_bytes): [(unit, first byte, end, indexes)]."),
+    METHOD("join_places", scan_join_places,
+           "join_places(values, places, gap_bytes, most_bytes): [(unit, ranges, indexes)]."),
     METHOD("take_values", scan_take_values,
            "take_values(rows, values, places, indexes, data, first_byte): how many bytes were values."),
     {NULL, NULL, 0, NULL},

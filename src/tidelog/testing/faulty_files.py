@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from tidelog.errors import LockedError
-from tidelog.files import File, Files, Lock
+from tidelog.files import File, Files, Lock, ReadsRanges
 from tidelog.testing import survival
 from tidelog.testing.faults import Call, Crashing, DiskFailure, Faults
 from tidelog.testing.survival import (
@@ -92,7 +92,7 @@ class Device:
         return max(0, self.capacity_bytes - sum(len(node.content) for node in files))
 
 
-class FaultyFile:
+class FaultyFile(ReadsRanges):
     """An open file."""
 
     def __init__(self, device: Device, path: Path, node: FileNode, *, write: bool) -> None:

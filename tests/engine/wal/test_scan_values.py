@@ -7,12 +7,14 @@ import zlib
 from array import array
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.campaign import examples
+from tests.oracles import ranges as range_oracle
 from tests.oracles import scan_values as oracle
 from tests.twins import agreed, outcome
 
@@ -94,11 +96,50 @@ def test_values_are_placed_grouped_and_taken_as_the_twin_does(seed: int) -> None
     ends = [start + chance.randrange(1500) for start in starts]
     arguments = rows, values, places, chance.randrange(5), array("Q", starts), array("Q", ends)
     both("place_in_log", *arguments, chance.randrange(len(rows)))
-    groups = both("group_places", values, places, chance.choice((0, 50, 1000)), chance.choice((1, 200, 1 << 20)))[1]
+    gap, most = chance.choice((0, 50, 1000)), chance.choice((0, 1, 200, 1 << 20))
+    if chance.random() < 0.5:
+        for _, ranges, indexes in both("join_places", values, places, gap, most)[1]:
+            data = chance.randbytes(max(0, sum(array("Q", ranges)[1::2]) - chance.choice((0, 0, 60))))
+            both("take_values", rows, values, places, indexes, data, 0)
+        both("unfinished", values)
+        return
+    groups = both("group_places", values, places, gap, max(1, most))[1]
     for _, first, end, indexes in groups:
         data = chance.randbytes(max(0, end - first - chance.choice((0, 0, 60))))
         both("take_values", rows, values, places, indexes, data, first)
     both("unfinished", values)
+
+
+@settings(max_examples=examples(100))
+@given(st.integers(0, 2**32))
+def test_values_of_files_come_as_they_were_stored(seed: int) -> None:
+    """However they lie, near or far or one upon the other: each row has its own value, also if all come at once."""
+    chance = random.Random(seed)
+    log = bytearray(chance.randbytes(chance.choice((500, 50_000))))
+    wanted: dict[int, bytes] = {}
+    rows: list[Row] = []
+    for _ in range(chance.randrange(1, 60)):
+        stored = bytes(4) + chance.randbytes(chance.randrange(1, 40))
+        at_byte = chance.randrange(len(log) - 50)
+        log[at_byte : at_byte + len(stored)] = stored
+        wanted[at_byte] = stored
+    for number, (at_byte, stored) in enumerate(wanted.items()):
+        now = bytes(log[at_byte : at_byte + len(stored)])  # one that came later may lie upon it
+        rows.append((f"k{number}", len(now) - 4, 1, zlib.crc32(now), 0, 1, 1000 + at_byte, len(now), None))
+    middle = 1000 + len(log) // 2
+    scanned = ScannedRows(rows, PREFIX, is_reverse=False)
+    places = Places(scanned)
+    places.in_log(0, [1000, middle], [middle, 1000 + len(log)])
+    for one in places.joined(gap_bytes=chance.choice((0, 10, 4096)), most_bytes=chance.choice((1, 300, 1 << 20))):
+        begin = (0, middle - 1000)[one.unit]
+        pairs = zip(array("Q", one.ranges)[::2], array("Q", one.ranges)[1::2], strict=True)
+        read = b"".join(bytes(log[begin + first : begin + first + size]) for first, size in pairs)
+        places.take_joined(one, read)
+    for (*_, position, stored_bytes, _), value in zip(rows, scanned.values, strict=True):
+        stored = bytes(log[position - 1000 : position - 1000 + stored_bytes])
+        is_in_both = position < middle < position + stored_bytes
+        found = None if value is None else (value[4] if len(value) == 6 else value[0][4:])
+        assert found == (None if is_in_both else stored[4:])
 
 
 def test_a_value_that_is_read_has_the_checksum_of_its_row() -> None:
@@ -164,6 +205,7 @@ def test_what_are_no_rows_is_refused(call: Callable[[], object]) -> None:
     [
         lambda: kernel.take_values([], [], bytearray(), b"\0\0\0\0", b"", 0),
         lambda: kernel.group_places([None], bytearray(23), 0, 0),
+        lambda: kernel.join_places([None], bytearray(23), 0, 0),
         lambda: kernel.place_in_log([], [], bytearray(), 0, bytes(8), b"", 0),
         lambda: kernel.place_in_log([], [], bytearray(), 0, bytes(7), bytes(7), 0),
         lambda: kernel.place_in_log([()], [], bytearray(), 0, b"", b"", 0),
@@ -188,3 +230,53 @@ def test_kernel_and_twin_answer_alike_without_rows() -> None:
     """Nothing in, nothing out."""
     assert agreed(kernel, oracle, "start_values", []) == ("returned", ([], 0))
     assert agreed(kernel, oracle, "group_places", [], bytearray(), 0, 0) == ("returned", [])
+    assert agreed(kernel, oracle, "join_places", [], bytearray(), 0, 0) == ("returned", [])
+
+
+@pytest.mark.parametrize("size", [0, 10, 3000, 100_000])
+def test_ranges_of_a_file_are_read_as_the_twin_reads_them(tmp_path: Path, size: int) -> None:
+    """Some lie behind its end, or upon each other, and some are empty."""
+    chance, path = random.Random(size), tmp_path / "file"
+    path.write_bytes(chance.randbytes(size))
+    with path.open("rb") as file:
+        for count in (0, 1, 2, 50):
+            numbers = array("Q", (chance.randrange(size + 99) for _ in range(2 * count)))
+            position = chance.choice((0, 7, size))
+            assert (
+                agreed(kernel, range_oracle, "read_ranges", file.fileno(), position, numbers.tobytes())[0] == "returned"
+            )
+
+
+@pytest.mark.parametrize(
+    ("position", "ranges", "error"),
+    [
+        (0, bytes(15), ValueError),
+        (0, bytes(8), ValueError),
+        (0, array("Q", (1 << 63, 1)), OverflowError),
+        (0, array("Q", (0, 1 << 63)), OverflowError),
+        (0, array("Q", (0, (1 << 64) - 1, 0, 2)), OverflowError),
+        (0, array("Q", (0, (1 << 63) - 1, 0, 1)), OverflowError),
+        (1, array("Q", ((1 << 63) - 1, 0)), OverflowError),
+        (1, array("Q", (1, (1 << 63) - 2)), OverflowError),
+        (1 << 63, array("Q", (0, 1)), OverflowError),
+        (-1, b"", OverflowError),
+        (1 << 64, b"", OverflowError),
+        (0, bytearray(16), TypeError),
+    ],
+)
+def test_ranges_that_no_file_has_are_refused(
+    tmp_path: Path, position: int, ranges: bytes | array[int], error: type[Exception]
+) -> None:
+    """Whatever their count, their ends and their sum are: no memory is taken for them."""
+    path = tmp_path / "file"
+    path.write_bytes(b"hello")
+    with path.open("rb") as file, pytest.raises(error):
+        kernel.read_ranges(file.fileno(), position, ranges.tobytes() if isinstance(ranges, array) else ranges)
+
+
+def test_ranges_of_a_file_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
+    """As of a descriptor that is for writing alone, or of none."""
+    with (tmp_path / "file").open("wb") as file, pytest.raises(OSError, match="Bad file descriptor"):
+        kernel.read_ranges(file.fileno(), 0, array("Q", (0, 1)).tobytes())
+    with pytest.raises((OSError, ValueError)):
+        kernel.read_ranges(-1, 0, b"")

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from tidelog.cold import blocks
 from tidelog.cold.catalog import Catalog, Descriptor
+from tidelog.cold.fetch import Shared
 from tidelog.engine.cold.compacted_values import Stretch
 from tidelog.engine.cold.manifest import Manifest, read_manifest
 from tidelog.engine.mvcc.cells import Cell
@@ -148,14 +149,32 @@ class CheckedHeaders:
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         self._mutex = Lock()
+        self._under_way: Shared[tuple[str, str, str], None] = Shared()
 
     def check(self, store: ObjectStore, found: ColdObject) -> bool:
-        """Returns whether the header had to be read. DataError names an object that belongs to another log."""
+        """Returns whether this call had to read the header. DataError names an object that belongs to another log."""
         one = store.url, found.key, found.descriptor.checksum
+        if self._is_known(one):
+            return False
+        was_read = False
+
+        def check() -> None:
+            nonlocal was_read
+            was_read = self._checked(store, found, one)
+
+        self._under_way.get(one, check)
+        return was_read
+
+    def _is_known(self, one: tuple[str, str, str]) -> bool:
         with self._mutex:
             if one in self._known:
                 self._known.move_to_end(one)
-                return False
+                return True
+        return False
+
+    def _checked(self, store: ObjectStore, found: ColdObject, one: tuple[str, str, str]) -> bool:
+        if self._is_known(one):  # by a call that has ended since
+            return False
         found.descriptor.check_header(store.read_range(found.key, 0, found.descriptor.header_bytes), found.key)
         with self._mutex:
             self._known[one] = None

@@ -4,10 +4,10 @@
 
 Invariants
 - Every returned value has the checksum of its cell. Bytes that fail it are fetched once more, then from the other
-  copies; if none is good, the error names the object and the byte of the first.
+  copies; if none is good, the error names the object and the byte of the first. Only `head` returns less than a value.
 - A single read is one range request for exactly the value (a block of about 1 MiB where objects are compressed). If the
   record was dropped it is two: the index of compacted data is read first.
-- Concurrent reads of the same value share one request.
+- Concurrent reads of the same value share one request, and those of one object that of its header.
 - Reading never changes the store.
 """
 
@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from itertools import groupby
 from operator import attrgetter
-from threading import Lock
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,6 +33,7 @@ from tidelog.cold.fetch import (
     FetchSettings,
     Neighbours,
     ReadAhead,
+    Shared,
     Window,
     neighbours,
 )
@@ -171,8 +171,7 @@ class ColdReader:
         self._requests_a_caller = max(1, min(_REQUESTS_A_CALLER, threads // 4))
         counted = CountedSource(store, self._count_request)
         self._fetcher = Fetcher(counted, self._fetchers, ColdReadCounters(), FetchSettings())
-        self._on_their_way: dict[tuple[int, int], Future[Fetched]] = {}
-        self._mutex = Lock()
+        self._under_way: Shared[tuple[int, int], Fetched] = Shared()
         self._counters = _Counters()
         self._read_seconds = Stopwatch()
         self._headers = CheckedHeaders()
@@ -197,6 +196,20 @@ class ColdReader:
         self.noticed(cell, value)
         self._read_seconds.add(time.perf_counter() - began)
         return value
+
+    def head(self, cell: Cell, head_bytes: int) -> bytes | None:
+        """The beginning of an uncompressed value, which the checksum cannot verify without the rest; None where it does
+        not lie in the store as it is.
+        """
+        stored = self._cache.get(cell.position, cell.stored_bytes)
+        if stored is not None:
+            return bytes(stored[:head_bytes])
+        span = self._span_of(cell, 0, None)
+        if span is None or (span.codec, span.stored_bytes) != (cell.codec, cell.stored_bytes):
+            return None
+        head = bytes(CountedSource(self.store, self._count_request).read_range(span.key, span.byte, head_bytes))
+        self.used(len(head))
+        return head if len(head) == head_bytes else None
 
     def read_many(self, cells: Sequence[Cell]) -> list[Value | None]:
         """Returns data and metadata for each cell, None for a deletion. Values that lie near each other come with one
@@ -246,7 +259,6 @@ class ColdReader:
         return RowsAhead(self, lambda: self._placed(scanned, in_background), self._fetchers if in_background else None)
 
     def _placed(self, scanned: ScannedRows, goes_on: bool) -> tuple[Places, Window[tuple[Group, int]]]:
-        self._take_from_disk(scanned)
         places, units = Places(scanned), list[tuple[str, int]]()
         if self._compacted is not None:
             with contextlib.suppress(TidelogError):  # reading one alone tells of it
@@ -260,8 +272,8 @@ class ColdReader:
         ]
         return places, Window(groups, self._requests_a_caller)
 
-    def _take_from_disk(self, scanned: ScannedRows) -> None:
-        """What came back to this disk needs no request."""
+    def take_from_disk(self, scanned: ScannedRows) -> None:
+        """Takes the values of rows that came back to this disk, which need no request."""
         if self._disk is None or self._disk.is_empty:
             return
         for number, row in scanned.left_in_log():
@@ -446,21 +458,10 @@ class ColdReader:
 
     def _shared(self, cell: Cell, window_bytes: int) -> Fetched:
         wanted = cell.position, cell.stored_bytes
-        own: Future[Fetched] = Future()
-        with self._mutex:
-            found = self._on_their_way.setdefault(wanted, own)
-        if found is not own:
-            self._counters.shared += 1
-            return found.result()
-        try:
-            own.set_result(self._fetched(cell, window_bytes))
-        except BaseException as error:
-            own.set_exception(error)
-            raise
-        finally:
-            with self._mutex:
-                del self._on_their_way[wanted]
-        return own.result()
+        return self._under_way.get(wanted, lambda: self._fetched(cell, window_bytes), on_joined=self._count_shared)
+
+    def _count_shared(self) -> None:
+        self._counters.shared += 1
 
     # Fallback to other copies
 

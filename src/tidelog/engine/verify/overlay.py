@@ -17,7 +17,7 @@ from threading import RLock
 from types import TracebackType
 from typing import IO, Self
 
-from tidelog.files import File, LocalFiles
+from tidelog.files import File, LocalFiles, ReadsRanges
 from tidelog.log.binding import WrappedFiles
 
 _BLOCK_BYTES = 8192
@@ -101,7 +101,7 @@ class OverlayFiles(WrappedFiles):
         """There is nothing to keep."""
 
 
-class _OverlayFile:
+class _OverlayFile(ReadsRanges):
     """A real file, or none, below the blocks that were written since. All who have it open share it."""
 
     def __init__(self, below: File | None, mutex: RLock, opened: contextlib.ExitStack) -> None:

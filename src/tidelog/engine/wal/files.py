@@ -28,7 +28,7 @@ from tidelog.log.segment import FilePart, byte_of_offset
 _ALL = 1 << 64
 # A call of the system costs as much as copying some kilobytes.
 _GAP_BYTES = 4096
-_RANGE_BYTES = 1 << 20
+_TOGETHER_BYTES = 1 << 20
 _MAX_OPEN_FILES = 64
 
 
@@ -53,11 +53,12 @@ class WalSpan(NamedTuple):
 class _Handle:
     """An open file that closes itself with its last reference."""
 
-    __slots__ = ("_file", "read")
+    __slots__ = ("_file", "read", "read_ranges")
 
     def __init__(self, file: File) -> None:
         self._file = file
         self.read = file.read_at  # a caller holds the handle, not the file alone
+        self.read_ranges = file.read_ranges
 
     def __del__(self) -> None:
         self._file.close()
@@ -120,12 +121,12 @@ class WalFiles:
             return
         places = Places(scanned)
         places.in_log(0, starts, [*starts[1:], _ALL - 1])
-        for group in places.groups(gap_bytes=_GAP_BYTES, range_bytes=_RANGE_BYTES):
-            file = files[group.unit]
+        for joined in places.joined(gap_bytes=_GAP_BYTES, most_bytes=_TOGETHER_BYTES):
+            file = files[joined.unit]
             file.was_read = True
             handle = file.handle or self._open(file)
             if handle is not None:
-                places.take(group, handle.read(group.first_byte, group.end - group.first_byte))
+                places.take_joined(joined, handle.read_ranges(0, joined.ranges))
 
     def _open(self, file: _PlacedFile) -> _Handle | None:
         """None if it was removed meanwhile."""

@@ -3,7 +3,8 @@
     rows of the index ─> those with their values in them
                       ─> values in files of the log, on this disk or in the store      by their positions
                       ─> values in blob files of a compaction                          by the keys of their versions
-                             └── neighbours come with one read, each checked when it is taken
+                             └── neighbours come with one read, each checked when it is taken; those on this disk with
+                                 one call for many ranges, without the GIL
 
 Invariants
 - A value that was taken has the checksum of its row. What is compressed or has metadata is decoded one by one.
@@ -17,7 +18,16 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from tidelog._native import cut_rows, group_places, place_in_index, place_in_log, start_values, take_values, unfinished
+from tidelog._native import (
+    cut_rows,
+    group_places,
+    join_places,
+    place_in_index,
+    place_in_log,
+    start_values,
+    take_values,
+    unfinished,
+)
 from tidelog.engine.wal.value import decode_value
 from tidelog.errors import DataError
 
@@ -57,6 +67,14 @@ class Group(NamedTuple):
 
     def span(self) -> tuple[int, int]:
         return self.first_byte, self.end
+
+
+class Joined(NamedTuple):
+    """Values of one file that come one after the other: pairs of a byte and a count, and the numbers of the rows."""
+
+    unit: int
+    ranges: bytes
+    indexes: bytes
 
 
 class ScannedRows:
@@ -116,6 +134,16 @@ class Places:
     def groups(self, *, gap_bytes: int, range_bytes: int) -> list[Group]:
         """Those that come with one read: at most so far apart, and so many bytes together, or one value of more."""
         return list(map(Group._make, group_places(*self._batch[1:], gap_bytes, range_bytes)))
+
+    def joined(self, *, gap_bytes: int, most_bytes: int) -> list[Joined]:
+        """Those that come with one call, as ranges of a file: so many bytes together, or one value of more. Afterwards
+        the places are those in what comes; `take_joined` takes them.
+        """
+        return list(map(Joined._make, join_places(*self._batch[1:], gap_bytes, most_bytes)))
+
+    def take_joined(self, joined: Joined, data: bytes) -> None:
+        """Takes the values out of what was read. One that is not there as the row says is told by its checksum."""
+        take_values(*self._batch, joined.indexes, data, 0)
 
     def take(self, group: Group, data: bytes | memoryview) -> int:
         """Takes the values of a group out of what was read; returns how many bytes they have."""

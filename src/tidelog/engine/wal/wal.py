@@ -195,6 +195,7 @@ class _UnsyncedFile:
         self._file = file
         self.write_at = file.write_at
         self.read_at = file.read_at
+        self.read_ranges = file.read_ranges
         self.truncate = file.truncate
         self.size = file.size
         self.close = file.close
