@@ -211,6 +211,17 @@ def gather_entries(
     max_bytes: int,
     /,
 ) -> tuple[int, int, int, tuple[bytes, ...], tuple[bytes, ...]]: ...
+def encode_plain_entries(
+    first_lsn: int,
+    buffer: Buffer,
+    positions: Buffer,
+    lengths: Buffer,
+    indexes: Buffer,
+    start: int,
+    max_records: int,
+    max_bytes: int,
+    /,
+) -> tuple[int, int, tuple[bytes, bytes, bytes, bytes]]: ...
 def gather_versions(
     raw: Buffer,
     seq: int,
