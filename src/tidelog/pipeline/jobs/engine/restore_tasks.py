@@ -9,14 +9,13 @@ Invariants
 from __future__ import annotations
 
 import secrets
-import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from tidelog.engine.btree.bulk_load import filled_leaves, placed
-from tidelog.engine.btree.page import PAGE_BYTES, Cell, cells, divider_of
+from tidelog.engine.btree.page import PAGE_BYTES, divider_of, page_rows
 from tidelog.engine.btree.page_file import PageFile
 from tidelog.engine.recovery.sorted_runs import RUN_BLOCK_BYTES, Run, merged_rows, write_blocks, write_run
 from tidelog.engine.sst.block import PackedRows, pack_rows
@@ -154,7 +153,6 @@ def keep_state(piece: StatePiece) -> Run:
 
 
 _PAGES_AT_ONCE = 128
-_LENGTHS = struct.Struct("<HH")
 _MODULUS = 1 << 64
 
 
@@ -236,9 +234,9 @@ def place_leaves(work: PlaceWork) -> Placed:
             file.write_page(page_id, placed(page, page_id, right, work.lsn))
         file.sync()
         for page_id in range(work.first_page, stop_page):
-            found = cells(file.read_page(page_id))
-            rows += len(found)
-            checksum += cells_sum(found)
+            count, raw = page_rows(file.read_page(page_id))
+            rows += count
+            checksum += crc32(raw)
     finally:
         file.close()
     return Placed(pages=work.leaves.pages, rows=rows, checksum=checksum % _MODULUS)
@@ -249,8 +247,3 @@ def _pages_in(path: Path) -> Iterator[bytes]:
         while data := file.read(_PAGES_AT_ONCE * PAGE_BYTES):
             for at in range(0, len(data), PAGE_BYTES):
                 yield data[at : at + PAGE_BYTES]
-
-
-def cells_sum(found: Iterable[Cell]) -> int:
-    """The checksum of the rows that these cells were made of, as they are in a block."""
-    return crc32(b"".join([part for key, value in found for part in (_LENGTHS.pack(len(key), len(value)), key, value)]))
