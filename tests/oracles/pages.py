@@ -328,3 +328,14 @@ def cells(page: Page, /) -> list[Cell]:
     """All cells of a page, in order."""
     count, _, _ = opened(page)
     return [(key_at(page, index), value_at(page, index)) for index in range(count)]
+
+
+def page_rows(page: Page, /) -> tuple[int, bytes]:
+    """How many cells a page has, and all of them as rows of a block."""
+    count, rows = opened(page)[0], b""
+    for index in range(count):
+        key, value = key_at(page, index), value_at(page, index)
+        rows += len(key).to_bytes(2, "little") + len(value).to_bytes(2, "little") + key + value
+        if len(rows) > PAGE_BYTES:
+            raise damage(page, "its cells overlap")
+    return count, rows

@@ -7,6 +7,7 @@
    - Records are looked at twice: to check and to measure them, then to copy. Only the first can fail. */
 
 #include "crc32.h"
+#include "entries_encode.h"
 #include "entries_versions.h"
 #include "native.h"
 #include "operation.h"
@@ -390,6 +391,9 @@ PyMethodDef entry_methods[] = {
     {"gather_entries", (PyCFunction)(void (*)(void))entries_gather, METH_FASTCALL,
      PyDoc_STR("gather_entries(first_lsn, buffer, positions, lengths, indexes, start, wanted, max_rows, max_bytes): "
                "(rows, where to go on, compressed rows, numbers, strings).")},
+    {"encode_plain_entries", (PyCFunction)(void (*)(void))entries_encode_plain, METH_FASTCALL,
+     PyDoc_STR("encode_plain_entries(first_lsn, buffer, positions, lengths, indexes, start, max_records, max_bytes): "
+               "(entries, where to go on, (seqs, times, value ends, values)).")},
     {"gather_versions", (PyCFunction)(void (*)(void))entries_gather_versions, METH_FASTCALL,
      PyDoc_STR("gather_versions(raw, seq, all_versions, start, stop, settled, bucket_ends, bucket_names, bucket_seqs, "
                "bucket_orders): (versions, the name decided about last, numbers, strings).")},

@@ -109,6 +109,14 @@ static inline int expect_header(PyObject *data_error, Slice record, uint64_t lsn
     return -1;
 }
 
+static inline int is_ascii(Slice text) {
+    uint8_t bits = 0;
+    for (size_t at = 0; at < text.size; at++) {
+        bits |= text.data[at];
+    }
+    return bits < 128;
+}
+
 static inline int is_operation(Slice record) {
     return record.size > 0 && record.data[0] == RECORD_OPERATION;
 }

@@ -135,6 +135,31 @@ static PyObject *pages_cells(PyObject *module, PyObject *const *arguments, Py_ss
     return list;
 }
 
+/* page_rows(page): (how many cells, all of them as rows of a block: a cell is one as it is). */
+static PyObject *pages_page_rows(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    Page page;
+    if (expect_arguments("page_rows", count, 1, 1) < 0 ||
+        page_open(PyModule_GetState(module), arguments[0], &page, 0) < 0) {
+        return NULL;
+    }
+    uint8_t rows[PAGE_BYTES];
+    uint32_t used = 0;
+    for (uint32_t index = 0; index < page.count; index++) {
+        Cell cell;
+        if (cell_at(&page, index, &cell) < 0) {
+            return NULL;
+        }
+        uint32_t size = cell_size(&cell);
+        if (size > PAGE_BYTES - used) {
+            complain(&page, "its cells overlap");
+            return NULL;
+        }
+        memcpy(rows + used, cell.key - CELL_HEADER_BYTES, size);
+        used += size;
+    }
+    return Py_BuildValue("(ny#)", (Py_ssize_t)page.count, (const char *)rows, (Py_ssize_t)used);
+}
+
 static PyObject *pages_compact_image(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     Page page, copy;
     uint8_t memory[PAGE_BYTES], image[MAX_IMAGE_BYTES];

@@ -22,6 +22,7 @@ PyMethodDef page_methods[] = {
     METHOD("set_header", pages_set_header, "set_header(page, right, lsn): sets right sibling and LSN."),
     METHOD("get", pages_get, "get(page, key): the value, or None."),
     METHOD("cells", pages_cells, "cells(page): all cells, in order."),
+    METHOD("page_rows", pages_page_rows, "page_rows(page): (how many cells, all of them as rows of a block)."),
     METHOD("compact_image", pages_compact_image, "compact_image(page): the page without its free middle."),
     METHOD("set_image", pages_set_image, "set_image(page, image): makes the page what the image says."),
     METHOD("sealed", pages_sealed, "sealed(page): the page as it goes into the file."),

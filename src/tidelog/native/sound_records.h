@@ -9,14 +9,6 @@
 
 #define OP_DELETE_OBJECT 5
 
-static int is_ascii(Slice text) {
-    uint8_t bits = 0;
-    for (size_t at = 0; at < text.size; at++) {
-        bits |= text.data[at];
-    }
-    return bits < 128;
-}
-
 /* A value as it is, without metadata, with the size and the checksum that its record tells. */
 static int is_sound_value(const Operation *put) {
     return put->codec == 0 && put->stored.size >= METADATA_LENGTH_BYTES &&

@@ -14,6 +14,7 @@ from tests.oracles.pages import id_of
 
 from tidelog.engine.btree import page
 from tidelog.engine.btree.page import PAGE_BYTES, new_page
+from tidelog.engine.sst.block import pack_rows
 from tidelog.errors import DataError
 
 KEYS = st.one_of(st.binary(max_size=3), st.binary(max_size=40), st.binary(min_size=1000, max_size=1290))
@@ -52,6 +53,8 @@ def test_a_page_is_a_sorted_dict_that_can_be_full(changes: list[tuple[str, bytes
         assert page.cells(target) == sorted(model.items())
         assert both("check_page", target, 7) == ("returned", None)
     assert both("cells", target) == ("returned", sorted(model.items()))
+    packed = b"".join(block.raw for block in pack_rows(sorted(model.items())))
+    assert both("page_rows", target) == ("returned", (len(model), packed))
 
 
 def test_cells_are_found_by_key() -> None:
@@ -164,7 +167,7 @@ def test_cells_out_of_order_or_over_each_other_are_named() -> None:
 def test_something_that_is_no_page_is_refused() -> None:
     """Wrong types and sizes never reach the loops."""
     for wrong in (bytearray(8191), bytearray(), b"x" * 8191):
-        for name in ("cells", "sealed", "compact_image", "verify_crc"):
+        for name in ("cells", "page_rows", "sealed", "compact_image", "verify_crc"):
             assert both(name, wrong)[1] is ValueError
     assert both("insert", bytes(8192), b"k", b"v", 1)[1] is ValueError
     with pytest.raises(ValueError, match="bytearray"):
@@ -193,6 +196,7 @@ def test_hostile_pages_never_get_through(seed: int) -> None:
         key = b"key-%04d" % source.randrange(130)
         both("check_page", made, 5)
         both("cells", made)
+        both("page_rows", made)
         both("get", made, key)
         both("compact_image", made)
         both("sealed", made)

@@ -14,7 +14,16 @@ from tests.engine.stations import KEYS, EngineNode, new_store
 from tidelog.clock import ManualClock
 from tidelog.engine.cold.manifest import Pinning, StoredCheckpoint
 from tidelog.engine.mvcc.cells import seq_of
-from tidelog.engine.sst.block import HEADER_BYTES, Row, block_bytes, count_of, decode_block, encode_blocks, rows_in
+from tidelog.engine.sst.block import (
+    HEADER_BYTES,
+    Row,
+    block_bytes,
+    count_of,
+    decode_block,
+    encode_packed_blocks,
+    pack_rows,
+    rows_in,
+)
 from tidelog.engine.sst.snapshot import StoredState, write_parts_state, write_row_parts
 from tidelog.errors import CorruptionError, DataError, StoreUnavailableError, TidelogError
 from tidelog.store.keys import CheckpointId, digest_of
@@ -99,7 +108,7 @@ def test_it_must_be_the_one_that_the_manifest_means(changes: dict[str, Any]) -> 
 
 def test_hostile_blocks_raise_and_nothing_else() -> None:
     """Random bytes and wrong claims never get further than an error."""
-    (block,) = encode_blocks(many_rows(20), 3)
+    (block,) = encode_packed_blocks(pack_rows(many_rows(20)), 3)
     chance = random.Random(5)
     for _ in range(500):
         bad = bytearray(block.data)

@@ -15,7 +15,8 @@ from tests.twins import agreed
 
 from tidelog import _native
 from tidelog.engine.wal.replay import counting
-from tidelog.pipeline.jobs.engine.rows import change_columns, settled
+from tidelog.pipeline.jobs.engine.rows import settled
+from tidelog.pipeline.source.log_changes import change_columns
 from tidelog.pipeline.tasks import BATCH_ROWS
 
 kernel: Any = _native

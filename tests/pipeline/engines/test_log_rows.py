@@ -18,8 +18,9 @@ from tidelog.engine.wal.records import encode_vacuum
 from tidelog.engine.wal.value import StoredValue, encode_value
 from tidelog.errors import CorruptionError, DataError, GapError
 from tidelog.log.frame import crc32
-from tidelog.pipeline.jobs.engine.rows import change_batches
+from tidelog.pipeline.source import log_changes
 from tidelog.pipeline.source.entry_batches import LogPart, plan_log
+from tidelog.pipeline.source.log_changes import EntryEnds, LastChanges, change_batches, change_columns
 
 Rows = dict[bytes, bytes]
 
@@ -61,6 +62,69 @@ def test_rows_are_those_of_the_tree(seed: int) -> None:
         rows = tree_of(node.engine)
         for task_bytes in (1, 5_000, 1 << 30):
             assert settled(planned(node, task_bytes)) == rows
+
+
+def last_changes(work: LogPart) -> LastChanges:
+    """Those of one task."""
+    changes = LastChanges()
+    for _, columns in change_columns(work):
+        changes.add(columns)
+    return changes
+
+
+@pytest.mark.parametrize("unsettled_bytes", [1, 3_000, 1 << 30])
+def test_last_changes_are_rows_of_the_tree_in_order_whichever_part_comes_first(
+    monkeypatch: pytest.MonkeyPatch, unsettled_bytes: int
+) -> None:
+    """Settled after every batch, now and then, or once: in order of key, and a removed row has no cell."""
+    monkeypatch.setattr(log_changes, "_UNSETTLED_BYTES", unsettled_bytes)
+    monkeypatch.setattr(log_changes, "_MOST_UNSETTLED_BYTES", unsettled_bytes)
+    with EngineNode(new_store(), name="last", rotate_max_bytes=4096).open() as node:
+        for _ in range(2):
+            node.apply(60)
+            kept = node.engine.applied_seq
+            node.apply(15)
+            node.roll_back(kept)
+        node.ship_all()
+        node.engine.collect_garbage(horizon=node.engine.applied_seq)
+        node.apply(1)
+        node.ship_all()
+        for task_bytes in (1, 1 << 30):
+            works = planned(node, task_bytes)
+            changes = LastChanges()
+            for work in reversed(works):
+                changes.merge(last_changes(work))
+            found = changes.settle().select(["key", "cell"]).to_pylist()
+            keys = [one["key"] for one in found]
+            assert keys == sorted(set(keys))
+            assert None in [one["cell"] for one in found]
+            assert {one["key"]: one["cell"] for one in found if one["cell"] is not None} == tree_of(node.engine)
+
+
+def test_nothing_that_was_changed_is_a_table_without_rows() -> None:
+    """A part may have refused entries alone."""
+    with EngineNode(new_store()).open() as node:
+        node.apply_these([(1, PutObject("none", "k", b"1"))])
+        node.ship_all()
+        (work,) = planned(node, 1 << 30)
+        found = last_changes(work).settle()
+        assert (found.num_rows, found.schema.names) == (0, ["key", "lsn", "number", "cell"])
+
+
+@pytest.mark.parametrize("task_bytes", [1, 5_000, 1 << 30])
+def test_entries_are_counted_where_they_begin(task_bytes: int) -> None:
+    """Batches once, refused ones too; what retention removed is no entry."""
+    with EngineNode(new_store(), name="count", rotate_max_bytes=4096).open() as node:
+        node.apply(80)
+        node.ship_all()
+        node.engine.collect_garbage(horizon=node.engine.applied_seq)
+        node.apply(1)
+        node.ship_all()
+        ends = EntryEnds()
+        for work in planned(node, task_bytes):
+            for _ in change_columns(work, on_records=ends.count):
+                pass
+        assert ends.entries == 81
 
 
 def test_a_batch_in_several_objects_is_with_one_task() -> None:

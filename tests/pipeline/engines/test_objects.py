@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql.types import StructType
+from tests.engine.engines import RandomEntries
 from tests.pipeline.engines.histories import History
 
 import tidelog
 from tidelog.engine.engine import Engine
+from tidelog.engine.entry import Batch, CreateBucket, Entry, PutObject
+from tidelog.engine.txn.read_set import Guarded, ObjectRead
 from tidelog.errors import CorruptionError, DataError, InputError, NotFoundError, NotSupportedError
 from tidelog.pipeline.address import find_engine
+from tidelog.pipeline.source import log_changes
+from tidelog.pipeline.source import objects as objects_source
 from tidelog.pipeline.source.entries import EntriesDataSource
-from tidelog.pipeline.source.entry_batches import as_text
+from tidelog.pipeline.source.entry_batches import LogPart, as_text, plan_log
 from tidelog.pipeline.source.objects import ObjectsDataSource
 
 
@@ -89,6 +95,95 @@ def test_objects_are_those_of_the_engine(tmp_path: Path, seed: int, settings: di
         versions = rows_of(history.store, versions="true")
         found = [(*list(row.values())[:3], row["size"], row["is_deleted"]) for row in versions]
         assert found == engine_versions(engine)
+
+
+class _Conditions:
+    """Entries that meet each other, many of them guarded or with a condition; what becomes of them the engine says."""
+
+    def __init__(self, seed: int) -> None:
+        self._choose = random.Random(seed)
+        self._plain = RandomEntries(seed)
+
+    def buckets(self, engine: Engine) -> list[tuple[int, Entry | Guarded]]:
+        """All of them, so that there is something to be refused for other reasons."""
+        return [(engine.applied_seq + number, CreateBucket(f"bucket-{number - 1}")) for number in (1, 2, 3)]
+
+    def entries(self, engine: Engine, count: int) -> list[tuple[int, Entry | Guarded]]:
+        first = engine.applied_seq + 1
+        return [(first + number, self._entry(engine.applied_seq)) for number in range(count)]
+
+    def _entry(self, applied_seq: int) -> Entry | Guarded:
+        choose, entry = self._choose, self._plain.entry()
+        seen = choose.randint(0, applied_seq) if choose.random() < 0.5 else 0
+        key = choose.choice(_keys())
+        match choose.randrange(4):
+            case 0:
+                batch = entry if isinstance(entry, Batch) else Batch([entry])
+                return Guarded(batch, (ObjectRead("bucket-1", key, seen),))
+            case 1:
+                return PutObject("bucket-0", key, choose.randbytes(60), if_absent=True)
+            case 2:
+                return PutObject("bucket-1", key, b"matched", if_match=max(1, seen))
+            case _:
+                return entry
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("part_bytes", [500, 20_000])
+def test_log_behind_a_state_is_read_in_parts_as_the_engine_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, part_bytes: int
+) -> None:
+    """Guards and conditions, refused entries, rollbacks, deleted buckets, and what retention removed, all in the log
+    alone: at every seq the objects are those that the engine lists, and so are all versions."""
+    monkeypatch.setattr(objects_source, "_TAIL_PART_BYTES", part_bytes)
+    monkeypatch.setattr(log_changes, "_UNSETTLED_BYTES", 4_000)
+    source = _Conditions(seed)
+    history, start_seq = History(tmp_path, seed, compaction_enabled=False), 0
+    with history.open() as engine:
+        for turn in range(4):
+            engine.apply_many(source.buckets(engine))
+            results = engine.apply_many(source.entries(engine, 40))
+            assert {"applied", "refused"} <= {one.status for one in results}
+            if turn % 2:
+                engine.rollback_to(engine.applied_seq - 11)
+                engine.apply_many(source.entries(engine, 5))
+            if turn == 2:  # the entries of the next turn have its records shipped
+                start_seq = engine.collect_garbage(horizon=engine.low_water_mark).history_start_seq
+            engine.update_low_water_mark(engine.applied_seq)
+            engine.ship()
+            if turn == 0:
+                engine.create_checkpoint()
+                engine.ship()
+        parts = _parts_of_tail(history.store)
+        assert len(parts) > (8 if part_bytes == 500 else 1)
+        for seq in range(start_seq, engine.applied_seq + 1, 7):
+            assert listed(rows_of(history.store, seq=seq)) == _listed_by(engine, seq)
+        versions = rows_of(history.store, versions="true")
+        found = [(*list(row.values())[:3], row["size"], row["is_deleted"]) for row in versions]
+        assert found == engine_versions(engine)
+
+
+def _parts_of_tail(store: str) -> list[LogPart]:
+    """What the tail is cut into."""
+    root = find_engine(store)
+    with root.open() as opened:
+        base = objects_source.find_base(opened, opened.manifest)
+        assert base.lsn > 1
+        part_bytes = objects_source._TAIL_PART_BYTES
+        return plan_log(opened.catalog, root.place, opened.manifest, base.lsn, part_bytes=part_bytes)
+
+
+def listed(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return [(row["bucket"], row["key"], row["seq"], row["size"]) for row in rows]
+
+
+def _listed_by(engine: Engine, seq: int) -> list[tuple[Any, ...]]:
+    """What the engine itself lists at a seq."""
+    return [
+        (bucket, one.key, one.seq, one.size)
+        for bucket in engine.list_buckets(seq)
+        for one in engine.list_objects(bucket, seq=seq)
+    ]
 
 
 @pytest.mark.parametrize("seed", range(2))

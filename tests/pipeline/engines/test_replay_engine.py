@@ -6,6 +6,7 @@ import json
 from itertools import groupby
 from pathlib import Path
 
+import msgspec
 import pytest
 from pyspark.sql import SparkSession
 from tests.engine.compacting import compact_by_hand
@@ -18,16 +19,20 @@ import tidelog
 from tidelog.cli.app import run
 from tidelog.cold.catalog import Catalog
 from tidelog.engine.cold.gc import drop_wal
-from tidelog.engine.entry import CreateBucket, PutObject, Result
+from tidelog.engine.entry import Batch, CreateBucket, PutObject, Result
 from tidelog.engine.sst.snapshot import StoredState
-from tidelog.engine.txn.read_set import decode_entry
+from tidelog.engine.txn.read_set import decode_entry, encode_entry
+from tidelog.engine.wal.operations import decode_operation
+from tidelog.engine.wal.replay import counting, records_of
 from tidelog.errors import InputError, NotSupportedError
 from tidelog.pipeline.address import OpenedEngine, find_root
+from tidelog.pipeline.jobs.engine import replay_entries
 from tidelog.pipeline.jobs.engine.replay import SEQ_HEADER, ReplaySource, replay_engine, replay_engine_to_topic
 from tidelog.pipeline.jobs.engine.replay_entries import (
     EntriesWork,
     bucket_histories,
     decode_entries,
+    entry_batches,
     entry_of,
     state_pieces,
     versions_of,
@@ -36,6 +41,7 @@ from tidelog.pipeline.jobs.replay_topic import ReplaySteps
 from tidelog.pipeline.source import object_batches as object_values
 from tidelog.pipeline.source.engine_options import parse_entry_options
 from tidelog.pipeline.source.entries import EntryLog
+from tidelog.pipeline.source.entry_batches import LogPart
 from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.store.urls import open_store
 
@@ -71,7 +77,7 @@ def test_decoded_entries_make_the_same_engine(tmp_path: Path, seed: str, monkeyp
     parts = source.parts(1, 0)
     assert len(parts) > 10
     works = [EntriesWork(number=number, part=part) for number, part in enumerate(parts)]
-    pairs = [pair for found in run_here(None, decode_entries, works) for pair in found.entries]
+    pairs = [pair for found in run_here(None, decode_entries, works) for pair in found.pairs()]
     assert [seq for seq, _ in pairs] == sorted({seq for seq, _ in pairs})
     with open_local(tmp_path / "copy") as copy:
         results = copy.apply_many([(seq, decode_entry(value)) for seq, value in pairs])
@@ -79,6 +85,46 @@ def test_decoded_entries_make_the_same_engine(tmp_path: Path, seed: str, monkeyp
         assert results[-1] == Result(copy.applied_seq, "refused", NOWHERE)
         for seq in sorted(node.model.states)[::6]:
             assert copy.digest(seq) == node.model.digest(seq)
+
+
+@pytest.mark.parametrize(("records", "most_bytes"), [(1 << 16, 4 << 20), (2, 4 << 20), (1 << 16, 1)])
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_entries_do_not_depend_on_how_the_log_is_divided(
+    monkeypatch: pytest.MonkeyPatch, compression: str, records: int, most_bytes: int
+) -> None:
+    """Plain ones and others in turn, batches that go on in the next object: those of one record after the other."""
+    monkeypatch.setattr(replay_entries, "_RECORDS_AT_ONCE", records)
+    monkeypatch.setattr(replay_entries, "_ENCODED_BYTES", most_bytes)
+    with EngineNode(new_store(), name="divided", rotate_max_bytes=4096, wal_compression=compression).open() as node:
+        puts = [PutObject("b", f"key-{number}", bytes(900)) for number in range(9)]
+        node.apply_these([(1, CreateBucket("b")), (2, Batch(puts)), (3, PutObject("b", "last", b""))])
+        for _ in range(2):
+            node.apply(60)
+            node.apply_refused()
+            node.roll_back(sorted(node.model.states)[-7])
+        node.ship_all()
+        source = ReplaySource(None, opened(node), place_of(node.objects), None)  # type: ignore[arg-type]
+        whole, *_ = source.parts(1, 0)
+        wanted = _one_by_one(msgspec.structs.replace(whole, stop_lsn=whole.end_lsn, descriptors=()))
+        for part_bytes in (1, 3000, 1 << 30):
+            monkeypatch.setattr("tidelog.pipeline.jobs.engine.replay._PART_BYTES", part_bytes)
+            batches = [batch for part in source.parts(1, 0) for batch in entry_batches(part)]
+            found = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+            assert found == wanted
+        assert sum(decode_entry(value) != decode_entry(wanted[0][2]) for *_, value in wanted) > 60
+
+
+def _one_by_one(part: LogPart) -> list[tuple[int, int, bytes]]:
+    """The entries of a part by the decoder of records and the encoder of entries alone."""
+    found, gathered = [], []
+    for frames, indexes in counting(part.log(), part):
+        for lsn, record in records_of(frames, indexes):
+            one = decode_operation(bytes(record), lsn)
+            gathered.append(replay_entries._operation(one, lsn, part.place))
+            if one.is_last:
+                found.append((one.transaction, one.time_us, encode_entry(replay_entries._entry(one, gathered))))
+                gathered = []
+    return found
 
 
 LARGE = 1 << 63
@@ -97,7 +143,7 @@ def test_large_seqs_are_replayed_from_the_log(tmp_path: Path) -> None:
     node = large_node()
     source = ReplaySource(None, opened(node), place_of(node.objects), LARGE + 5)  # type: ignore[arg-type]
     works = [EntriesWork(number=0, part=part) for part in source.parts(1, 0)]
-    pairs = [pair for found in run_here(None, decode_entries, works) for pair in found.entries]
+    pairs = [pair for found in run_here(None, decode_entries, works) for pair in found.pairs()]
     with open_local(tmp_path / "copy") as copy:
         copy.apply_many([(seq, decode_entry(value)) for seq, value in pairs])
         assert (copy.applied_seq, copy.digest()) == (LARGE + 5, node.model.digest(LARGE + 5))

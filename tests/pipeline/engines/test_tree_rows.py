@@ -35,8 +35,9 @@ from tidelog.pipeline.jobs.engine.columns import (
     whole_groups,
     whole_names,
 )
-from tidelog.pipeline.jobs.engine.rows import ROW_SCHEMA, Retained, change_columns, rows_of
+from tidelog.pipeline.jobs.engine.rows import ROW_SCHEMA, Retained, rows_of
 from tidelog.pipeline.pieces import _column, bytes_column
+from tidelog.pipeline.source.log_changes import change_columns
 from tidelog.pipeline.tasks import as_batches
 
 kernel: Any = _native

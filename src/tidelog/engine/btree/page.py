@@ -63,6 +63,7 @@ remove = _native.remove
 set_header = _native.set_header
 get = _native.get
 cells = _native.cells
+page_rows = _native.page_rows
 compact_image = _native.compact_image
 set_image = _native.set_image
 sealed = _native.sealed

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from tidelog._native import check_rows, merge_rows
-from tidelog.engine.sst.block import Row, decode_block, encode_blocks, row_at, rows_in
+from tidelog.engine.sst.block import PackedRows, Row, decode_block, encode_packed_blocks, pack_rows, row_at, rows_in
 from tidelog.engine.sst.sstable import BlockHandle, RowBlock, Source
 from tidelog.errors import CorruptionError, DataError
 from tidelog.files import Files, LocalFiles
@@ -26,7 +26,7 @@ from tidelog.files import Files, LocalFiles
 REMOVED = b""
 _FASTEST_LEVEL = 1
 # Small enough that a task of a key range reads little that it does not need.
-_BLOCK_BYTES = 256 << 10
+RUN_BLOCK_BYTES = 256 << 10
 _ROW_OVERHEAD_BYTES = 200
 # Of so many rows the least is looked for one by one; of more it is found in several steps.
 _MERGED_AT_ONCE = 16
@@ -56,9 +56,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, blocks=kept)
 
 
-def write_run(path: Path, rank: int, rows: Iterable[Row], files: Files | None = None) -> Run:
-    """Rows in order of key as a file."""
-    encoded = encode_blocks(rows, _FASTEST_LEVEL, _BLOCK_BYTES)
+def write_run(path: Path, rank: int, rows: Iterable[PackedRows], files: Files | None = None) -> Run:
+    """Rows in order of key, packed into pieces of about `RUN_BLOCK_BYTES`, as a file."""
+    encoded = encode_packed_blocks(rows, _FASTEST_LEVEL)
     handles = ((one.data, BlockHandle(0, len(one.data), one.count, one.first_key, one.last_key)) for one in encoded)
     return write_blocks(path, rank, handles, files=files)
 
@@ -135,7 +135,7 @@ class Runs:
 
     def add(self, rows: Iterable[Row]) -> int:
         """Writes another run, newer than those before; returns its number of rows."""
-        return self._added(write_run(self._path(), len(self._runs), rows, self._files))
+        return self._added(write_run(self._path(), len(self._runs), pack_rows(rows, RUN_BLOCK_BYTES), self._files))
 
     def add_blocks(self, blocks: Iterable[RowBlock]) -> int:
         """The same from blocks of a snapshot, without encoding them again. A run that fails midway is not counted."""

@@ -77,13 +77,8 @@ def pack_rows(rows: Iterable[Row], target_block_bytes: int = TARGET_BLOCK_BYTES)
         yield PackedRows(b"".join(parts), len(parts) // 3, first_key, key)
 
 
-def encode_blocks(rows: Iterable[Row], level: int, target_block_bytes: int = TARGET_BLOCK_BYTES) -> Iterator[CellBlock]:
-    """Encodes rows, given in order, as blocks of about that size. One block is in memory at a time."""
-    return encode_packed_blocks(pack_rows(rows, target_block_bytes), level)
-
-
 def encode_packed_blocks(blocks: Iterable[PackedRows], level: int) -> Iterator[CellBlock]:
-    """Encodes rows that are packed already."""
+    """Encodes rows that are packed, as blocks. One block is in memory at a time."""
     compressor = zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False)
     for packed in blocks:
         yield _encoded(packed, compressor)

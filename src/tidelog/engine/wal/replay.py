@@ -238,7 +238,7 @@ def counting(
 # Rows of the tree
 
 
-def records_of(frames: Frames, indexes: bytes) -> Iterator[tuple[int, memoryview]]:
+def records_of(frames: Frames, indexes: bytes | memoryview) -> Iterator[tuple[int, memoryview]]:
     """Yields LSN and bytes of the records at these indexes."""
     buffer = memoryview(frames.buffer)
     positions, lengths = memoryview(frames.positions).cast("Q"), memoryview(frames.lengths).cast("I")

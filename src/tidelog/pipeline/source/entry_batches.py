@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import msgspec
@@ -59,11 +60,14 @@ class LogPart(LogRange, frozen=True, kw_only=True):
     place: EngineLocation
     descriptors: tuple[Descriptor, ...] = ()
 
-    def log(self, objects: ObjectStore | None = None) -> ShippedLog:
-        """The log to read it from, in the process that reads; `objects` may stand between it and the store."""
+    def log(self, objects: ObjectStore | None = None, fetchers: Executor | None = None) -> ShippedLog:
+        """The log to read it from, in the process that reads; `objects` may stand between it and the store.
+
+        Who reads many parts gives `fetchers` to all of them.
+        """
         opened = self.place.opened()
         catalog = PlannedCatalog(self.descriptors, opened.keys, self.place.catalog)
-        return ShippedLog(catalog, objects or opened.objects, opened.fetchers)
+        return ShippedLog(catalog, objects or opened.objects, fetchers or opened.fetchers)
 
 
 def log_part(

@@ -8,7 +8,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -20,12 +20,21 @@ from tidelog.engine.cold.reader import ColdReader, Value
 from tidelog.engine.mvcc.cells import TOMBSTONE, Cell
 from tidelog.engine.mvcc.versions import VersionColumns, VersionLook
 from tidelog.engine.recovery.sorted_runs import RawRows, merge_newest_first
-from tidelog.engine.sst.block import HEADER_BYTES, Row, block_bytes, count_of, decode_block, encode_blocks, joined
+from tidelog.engine.sst.block import (
+    HEADER_BYTES,
+    TARGET_BLOCK_BYTES,
+    block_bytes,
+    count_of,
+    decode_block,
+    encode_packed_blocks,
+    joined,
+)
 from tidelog.engine.sst.sstable import BlockHandle, read_row_blocks
 from tidelog.engine.wal.replay import Strings
 from tidelog.errors import DataError, NotFoundError
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.source.entry_batches import METADATA_TYPE, metadata_array
+from tidelog.pipeline.source.log_changes import packed_rows
 from tidelog.store.object_store import ObjectStore
 
 _CACHE_BYTES = 64 << 20
@@ -98,9 +107,10 @@ def merged_rows(objects: ObjectStore, files: Sequence[RowBlocks], tail: bytes) -
     return merge_newest_first([(_unpacked(tail), False), (_stored(objects, files), True)])
 
 
-def packed_rows(rows: Iterable[Row]) -> bytes:
-    """Rows on their way to a task, compressed."""
-    return b"".join(block.data for block in encode_blocks(rows, _FASTEST_LEVEL))
+def packed_tail(keys: pa.Array, cells: pa.Array) -> bytes:
+    """Rows on their way to a task, compressed; one that is removed has no cell."""
+    packed = packed_rows(keys, cells, TARGET_BLOCK_BYTES)
+    return b"".join(block.data for block in encode_packed_blocks(packed, _FASTEST_LEVEL))
 
 
 def _unpacked(data: bytes) -> Iterator[RawRows]:

@@ -14,12 +14,14 @@ from __future__ import annotations
 import logging
 import secrets
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
-from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -32,7 +34,6 @@ from tidelog.engine.mvcc.versions import Buckets
 from tidelog.engine.sst.block import Row, rows_in
 from tidelog.engine.sst.snapshot import named_states
 from tidelog.engine.sst.sstable import RowPart, SSTable
-from tidelog.engine.wal.replay import Replay, ShippedLog
 from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedError, RetryError
 from tidelog.pipeline.address import OpenedEngine
 from tidelog.pipeline.source.declared import declared, found_declaration, is_table, options_for, options_in
@@ -44,10 +45,13 @@ from tidelog.pipeline.source.engine_options import (
     schema_of,
 )
 from tidelog.pipeline.source.entries import refuse_large_seqs
-from tidelog.pipeline.source.object_batches import VALUE_COLUMNS, ObjectPart, RowBlocks, merged_rows, packed_rows
+from tidelog.pipeline.source.entry_batches import PART_BYTES, LogPart, plan_log
+from tidelog.pipeline.source.log_changes import LastChanges, change_columns
+from tidelog.pipeline.source.object_batches import VALUE_COLUMNS, ObjectPart, RowBlocks, merged_rows, packed_tail
 from tidelog.pipeline.source.options import checked_schema
 from tidelog.pipeline.source.told import refused_stream, told_in_one_line, told_rows
 from tidelog.pipeline.tasks import reading_ahead
+from tidelog.store.scheduler import in_parallel
 
 # The driver's view of an engine's objects: the base snapshot, the changes of the log after it, and the parts.
 #
@@ -56,8 +60,8 @@ from tidelog.pipeline.tasks import reading_ahead
 # Invariants
 # - Nothing after the manifest's last entry is read, and nothing before the start of history is returned: what was
 #   removed there cannot be distinguished from what never existed.
-# - The driver reads the log after the snapshot once, and its changes travel with the parts. Their size is limited
-#   (`maxTailBytes`), with an error that says how to make it smaller.
+# - The driver reads the log after the snapshot once, several parts of it at the same time, as columns, and its changes
+#   travel with the parts. Their size is limited (`maxTailBytes`), with an error that says how to make it smaller.
 # - If the footer of a snapshot is damaged, the one before it is used. Damage in its rows is reported by the task that
 #   finds it.
 
@@ -66,7 +70,11 @@ _logger = logging.getLogger("tidelog.pipeline")
 _ROWS_PER_TASK = 200_000
 _ROWS_WITH_VALUES_PER_TASK = 20_000
 _TAIL_ROWS_PER_PIECE = 1000
-_ROW_OVERHEAD_BYTES = 200
+_TAIL_PART_BYTES = PART_BYTES
+_TAIL_THREADS = 4
+_TAIL_PARTS_AT_ONCE = 8
+# A column has less than 2 GiB, what is not settled yet included.
+_MOST_TAIL_BYTES = 3 << 29
 
 
 class Base(NamedTuple):
@@ -85,30 +93,38 @@ class _Piece(NamedTuple):
     rows: int
 
 
-class TailRows:
-    """What the log changed, in memory: the last value of each row."""
+class Tail(NamedTuple):
+    """What the log changed, in order of key: each row once, and without a cell if it was removed."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self._rows: dict[bytes, bytes] = {}
-        self._bytes = 0
-        self._max_bytes = max_bytes
+    keys: pa.Array
+    cells: pa.Array
 
-    def set(self, key: bytes, value: bytes) -> None:
-        """The row is this from here on; an empty value takes it away."""
-        if key not in self._rows:
-            self._bytes += len(key) + len(value) + _ROW_OVERHEAD_BYTES
-            if self._bytes > self._max_bytes:
-                raise NotSupportedError(
-                    f"the log after the newest snapshot changes more than {self._max_bytes} bytes of rows, which the "
-                    "driver must hold",
-                    operation="read objects",
-                    hint="`tidelog pipeline checkpoint --engine` writes a newer state; maxTailBytes allows for more",
-                )
-        self._rows[key] = value
+    def between(self, start: bytes, stop: bytes) -> Tail:
+        """The rows of a range of keys."""
+        every = range(len(self.keys))
+        first, end = (bisect_left(every, key, key=lambda row: self.keys[row].as_py()) for key in (start, stop))
+        return Tail(self.keys.slice(first, end - first), self.cells.slice(first, end - first))
 
-    def sorted(self) -> list[Row]:
-        """All of them, in order of key."""
-        return sorted(self._rows.items())
+    def packed(self) -> bytes:
+        """The rows as a task gets them."""
+        return packed_tail(self.keys, self.cells)
+
+
+class PartChanges(NamedTuple):
+    """What a part of the log changed, and where history begins as far as it says so."""
+
+    changes: LastChanges
+    history_start_seq: int
+
+
+def changes_in(part: LogPart, fetchers: Executor) -> PartChanges:
+    """The changes of a part, the last of each row alone."""
+    changes, history_start_seq = LastChanges(), 0
+    for starts, columns in change_columns(part, part.log(fetchers=fetchers)):
+        changes.add(columns)
+        history_start_seq = max(history_start_seq, *starts, 0)
+    changes.settle()
+    return PartChanges(changes, history_start_seq)
 
 
 class ObjectPlan:
@@ -156,15 +172,28 @@ class ObjectPlan:
                 hint="Run the query again",
             )
 
-    def _read_tail(self) -> list[Row]:
-        engine, rows = self._engine, TailRows(self._options.max_tail_bytes)
-        executor = reading_ahead(self._options.root.store_url)
-        replay = Replay(ShippedLog(engine.catalog, engine.objects, executor), rows, self._base.lsn)
-        replay.run(self._manifest)
-        known = (self._manifest.history_start_seq, self._base.history_start_seq, replay.history_start_seq)
+    def _read_tail(self) -> Tail:
+        changes, known = LastChanges(), [self._manifest.history_start_seq, self._base.history_start_seq]
+        most_bytes = min(self._options.max_tail_bytes, _MOST_TAIL_BYTES)
+        for found in self._changed_parts():
+            changes.merge(found.changes)
+            known.append(found.history_start_seq)
+            if changes.held_bytes > most_bytes:
+                changes.settle()
+            if changes.held_bytes > most_bytes:
+                raise _long_tail(most_bytes)
         if self._seq < max(known):
             raise forgotten(max(known))
-        return rows.sorted()
+        rows = changes.settle()
+        return Tail(rows.column("key").combine_chunks(), rows.column("cell").combine_chunks())
+
+    def _changed_parts(self) -> Iterator[PartChanges]:
+        """What each part of the log after the base changed; several are read at the same time."""
+        place = self._options.root.place
+        parts = plan_log(self._engine.catalog, place, self._manifest, self._base.lsn, part_bytes=_TAIL_PART_BYTES)
+        work = partial(changes_in, fetchers=reading_ahead(place.store_url))
+        for at in range(0, len(parts), _TAIL_PARTS_AT_ONCE):
+            yield from in_parallel(work, parts[at : at + _TAIL_PARTS_AT_ONCE], _TAIL_THREADS, "tidelog-tail")
 
     # Buckets: few, and all tasks need them
 
@@ -178,7 +207,7 @@ class ObjectPlan:
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[Row]:
         """Rows of a range, as the tree would have them."""
-        tail = packed_rows(self._tail_in(start, stop))
+        tail = self._tail.between(start, stop).packed()
         for raw, count in merged_rows(self._engine.objects, self._files_in(start, stop), tail):
             yield from (row for row in rows_in(raw, count, b"") if start <= row[0] < stop)
 
@@ -220,14 +249,10 @@ class ObjectPlan:
         for file in self._files_in(start, stop):
             for place in file.blocks:
                 yield _Piece(place.first_key, place.rows)
-        tail = self._tail_in(start, stop)
-        per_piece = min(_TAIL_ROWS_PER_PIECE, max(1, len(tail) // (4 * (self._options.min_partitions or 1))))
-        for at in range(0, len(tail), per_piece):
-            yield _Piece(tail[at][0], min(per_piece, len(tail) - at))
-
-    def _tail_in(self, start: bytes, stop: bytes) -> Sequence[Row]:
-        first, last = (bisect_left(self._tail, key, key=itemgetter(0)) for key in (start, stop))
-        return self._tail[first:last]
+        keys = self._tail.between(start, stop).keys
+        per_piece = min(_TAIL_ROWS_PER_PIECE, max(1, len(keys) // (4 * (self._options.min_partitions or 1))))
+        for at in range(0, len(keys), per_piece):
+            yield _Piece(keys[at].as_py(), min(per_piece, len(keys) - at))
 
     def _part(self, start: bytes, stop: bytes, created: dict[str, tuple[int, int]]) -> ObjectPart:
         return ObjectPart(
@@ -238,8 +263,17 @@ class ObjectPlan:
             all_versions=self._options.all_versions,
             created=created,
             files=self._files_in(start, stop),
-            tail=packed_rows(self._tail_in(start, stop)),
+            tail=self._tail.between(start, stop).packed(),
         )
+
+
+def _long_tail(most_bytes: int) -> NotSupportedError:
+    allows = "; maxTailBytes allows for more" if most_bytes < _MOST_TAIL_BYTES else ""
+    return NotSupportedError(
+        f"the log after the newest snapshot changes more than {most_bytes} bytes of rows, which the driver must hold",
+        operation="read objects",
+        hint=f"`tidelog pipeline checkpoint --engine` writes a newer state{allows}",
+    )
 
 
 def find_base(engine: OpenedEngine, manifest: Manifest) -> Base:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tidelog import _native
 from tidelog.engine.mvcc.cells import SEQ_BYTES
 from tidelog.engine.mvcc.versions import CreatedColumns
-from tidelog.engine.sst.block import PackedRows, joined
+from tidelog.engine.sst.block import joined
 from tidelog.engine.sst.sstable import SSTable
 from tidelog.pipeline.pieces import bytes_column
 
@@ -83,17 +83,6 @@ def file_rows(table: SSTable) -> Iterator[FileRows]:
         yield FileRows(
             binary(count, key_ends, keys), binary(count, value_ends, values), numbers(pa.int32(), parts, count)
         )
-
-
-def packed_rows(keys: pa.Array, values: pa.Array, target_bytes: int) -> Iterator[PackedRows]:
-    """All rows of a file, in order, packed into blocks of about that size."""
-    columns = bytes_column(keys), bytes_column(values), len(keys)
-    start, last_key = 0, b""
-    while start < len(keys):
-        stop, raw = _native.pack_rows(*columns, start, target_bytes, last_key)
-        last_key = keys[stop - 1].as_py()
-        yield PackedRows(raw, stop - start, keys[start].as_py(), last_key)
-        start = stop
 
 
 def file_numbers(keys: pa.Array, cuts: Sequence[bytes]) -> pa.Array:

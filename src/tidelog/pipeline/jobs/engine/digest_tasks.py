@@ -37,11 +37,9 @@ from tidelog.pipeline.jobs.engine.checked_log import CheckedPart, Checking
 from tidelog.pipeline.jobs.engine.columns import FileRows, file_rows, one_array, whole_groups
 from tidelog.pipeline.jobs.engine.rows import (
     TOLD_SCHEMA,
-    LastOfEach,
     StateSum,
     Sum,
     as_told,
-    change_columns,
     doomed,
     note_alive,
     told_by,
@@ -49,6 +47,7 @@ from tidelog.pipeline.jobs.engine.rows import (
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.pieces import remainders
 from tidelog.pipeline.source.entry_batches import LogPart
+from tidelog.pipeline.source.log_changes import LastOfEach, change_columns
 from tidelog.pipeline.spark_flow import spark_flow
 from tidelog.pipeline.tasks import as_batches, tuples_in
 

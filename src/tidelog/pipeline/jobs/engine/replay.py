@@ -279,7 +279,7 @@ class _Replay:
                 found = coming.pop().result()
                 coming = [pool.submit(self._decoded, group) for group in groups[number + 1 : number + 2]]
                 for entries in found:
-                    yield from entries.entries
+                    yield from entries.pairs()
                 done = min(len(parts), (number + 1) * _PARTS_AT_ONCE)
                 self._on_progress(Progress("replaying", done, len(parts)))
 

@@ -8,17 +8,21 @@ Invariants
   puts is no longer in the log: they are replayed without. It is guarded by a condition that is never true, with the
   reason why it was refused: no engine applies it, whatever its state is, and every engine gives that reason.
 - A guarded batch that was applied is replayed as that batch.
+- Plain entries are encoded from their records in C (`native/entries_encode.h`), without an object for each. Their bytes
+  are those that the decoder of records and the encoder of entries would make of them, as they do of all others.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from tidelog import _native
 from tidelog.engine.cold.value_store import value_of
 from tidelog.engine.entry import Batch, CreateBucket, DeleteBucket, DeleteObject, Entry, Operation, PutObject
 from tidelog.engine.mvcc.cells import OBJECTS, Cell, decode_bucket, decode_cell, parse
@@ -32,29 +36,64 @@ from tidelog.engine.wal.operations import PUT_OBJECT, OperationRecord, decode_op
 from tidelog.engine.wal.record_header import PART_OF_BATCH
 from tidelog.engine.wal.replay import counting, first_counting, records_of
 from tidelog.engine.wal.value import CODEC_FILE
+from tidelog.log.frame import Frames
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.source.entry_batches import LogPart
 from tidelog.pipeline.source.object_batches import read_values
-from tidelog.pipeline.tasks import as_batches, tuples_in
+from tidelog.pipeline.tasks import arrow_schema, as_batches, tuples_in
 from tidelog.store.object_store import ObjectStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class LoggedEntry(NamedTuple):
-    """An entry in bytes (`entry_codec`), with its seq and the time at which it was applied."""
+class EncodedEntries(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries in bytes (`txn/read_set.py`) as columns: seqs u64, times at which they were applied u64, and values, of
+    which row i is values[ends[i]:ends[i + 1]], ends as i32."""
 
-    seq: int
-    time_us: int
-    value: bytes
+    seqs: bytes
+    times_us: bytes
+    ends: bytes
+    values: bytes
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, int, bytes]]) -> EncodedEntries:
+        """The same of rows: seq, time and value."""
+        ends = accumulate((len(value) for *_, value in rows), initial=0)
+        return cls(
+            seqs=array("Q", [seq for seq, *_ in rows]).tobytes(),
+            times_us=array("Q", [time_us for _, time_us, _ in rows]).tobytes(),
+            ends=array("i", ends).tobytes(),
+            values=b"".join([value for *_, value in rows]),
+        )
+
+    def pairs(self) -> Iterator[tuple[int, bytes]]:
+        """Seq and value of each."""
+        ends = memoryview(self.ends).cast("i")
+        for seq, first, end in zip(memoryview(self.seqs).cast("Q"), ends, ends[1:], strict=False):
+            yield seq, self.values[first:end]
+
+    def batch(self) -> pa.RecordBatch:
+        """They as a batch of `ENTRY_SCHEMA`."""
+        import pyarrow as pa
+
+        count = len(self.seqs) // 8
+        times = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(self.times_us)])
+        seqs = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(self.seqs)])
+        values = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(self.ends), pa.py_buffer(self.values)])
+        return pa.RecordBatch.from_arrays([seqs, times, values], schema=arrow_schema(ENTRY_SCHEMA))
 
 
 class Entries(msgspec.Struct, frozen=True, kw_only=True):
     """The entries of a part, which has a number."""
 
     number: int
-    entries: tuple[tuple[int, bytes], ...]
+    encoded: tuple[EncodedEntries, ...]
+
+    def pairs(self) -> Iterator[tuple[int, bytes]]:
+        """Seq and bytes of each entry."""
+        for some in self.encoded:
+            yield from some.pairs()
 
 
 class EntriesWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,35 +110,76 @@ def first_lsn_of(part: LogPart) -> int | None:
 
 def decode_entries(work: EntriesWork) -> Entries:
     """All entries of a part."""
-    found = tuple((one.seq, one.value) for one in entries_of(work.part))
-    return Entries(number=work.number, entries=found)
-
-
-def entries_of(part: LogPart) -> Iterator[LoggedEntry]:
-    """The entries of a part, one after the other."""
-    gathered: list[Operation] = []
-    for record, lsn in _records(part):
-        gathered.append(_operation(record, lsn, part.place))
-        if record.is_last:
-            yield LoggedEntry(record.transaction, record.time_us, encode_entry(_entry(record, gathered)))
-            gathered = []
+    return Entries(number=work.number, encoded=tuple(encoded_entries(work.part)))
 
 
 def entry_batches(part: LogPart) -> Iterator[pa.RecordBatch]:
     """The entries of a part, as batches of `ENTRY_SCHEMA`."""
-    return as_batches(entries_of(part), ENTRY_SCHEMA, ROWS_A_BATCH)
+    return (some.batch() for some in encoded_entries(part))
+
+
+def encoded_entries(part: LogPart) -> Iterator[EncodedEntries]:
+    """The entries of a part in order, some at a time; those that are not plain one by one."""
+    by_hand = _ByHand(part.place)
+    for frames, indexes in counting(part.log(), part):
+        places = frames.first_offset, frames.buffer, frames.positions, frames.lengths, indexes
+        at, there = 0, len(indexes) // 4
+        while at < there:
+            if not by_hand.is_open:
+                count, at, columns = _native.encode_plain_entries(*places, at, _RECORDS_AT_ONCE, _ENCODED_BYTES)
+                if count:
+                    yield from by_hand.taken()
+                    yield EncodedEntries(**dict(zip(EncodedEntries.__struct_fields__, columns, strict=True)))
+                    continue
+            at = by_hand.take_entry(frames, indexes, at)
+            if by_hand.is_full:
+                yield from by_hand.taken()
+    yield from by_hand.taken()
+
+
+class _ByHand:
+    """Entries that are decoded record by record: refused ones, compressed values, and what is wrong."""
+
+    def __init__(self, place: EngineLocation) -> None:
+        self._place = place
+        self._operations: list[Operation] = []
+        self._rows: list[tuple[int, int, bytes]] = []
+        self._bytes = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an entry was begun whose last record is not there yet."""
+        return bool(self._operations)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._rows) >= ROWS_A_BATCH or self._bytes >= _ENCODED_BYTES
+
+    def take_entry(self, frames: Frames, indexes: bytes, at: int) -> int:
+        """The records from there on, up to the end of their entry or of all; returns where to go on."""
+        for lsn, found in records_of(frames, memoryview(indexes)[4 * at :]):
+            at += 1
+            record = decode_operation(bytes(found), lsn)
+            self._operations.append(_operation(record, lsn, self._place))
+            if record.is_last:
+                value = encode_entry(_entry(record, self._operations))
+                self._rows.append((record.transaction, record.time_us, value))
+                self._operations = []
+                self._bytes += len(value)
+                break
+        return at
+
+    def taken(self) -> Iterator[EncodedEntries]:
+        """What was taken since."""
+        if self._rows:
+            yield EncodedEntries.of(self._rows)
+            self._rows, self._bytes = [], 0
 
 
 def _entry(last: OperationRecord, operations: list[Operation]) -> Carried:
     if last.is_refused:
         return Guarded(Batch(operations), (NeverTrue(last.reason),))
     return Batch(operations) if last.flags & PART_OF_BATCH else operations[0]
-
-
-def _records(part: LogPart) -> Iterator[tuple[OperationRecord, int]]:
-    for frames, indexes in counting(part.log(), part):
-        for lsn, record in records_of(frames, indexes):
-            yield decode_operation(bytes(record), lsn), lsn
 
 
 def _operation(record: OperationRecord, lsn: int, place: EngineLocation) -> Operation:
@@ -129,6 +209,8 @@ VERSION_SCHEMA = "seq bigint, place int, operation binary"
 ENTRY_SCHEMA = "seq bigint, time_us bigint, value binary"
 _PIECE_BYTES = 1 << 20
 ROWS_A_BATCH = 256
+_RECORDS_AT_ONCE = 1 << 16
+_ENCODED_BYTES = 4 << 20
 
 BucketHistories = dict[str, tuple[BucketVersion, ...]]
 """The versions of each bucket, oldest first."""

@@ -9,23 +9,23 @@ Invariants
 from __future__ import annotations
 
 import secrets
-import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from tidelog.engine.btree.bulk_load import filled_leaves, placed
-from tidelog.engine.btree.page import PAGE_BYTES, Cell, cells, divider_of
+from tidelog.engine.btree.page import PAGE_BYTES, divider_of, page_rows
 from tidelog.engine.btree.page_file import PageFile
-from tidelog.engine.recovery.sorted_runs import Changes, Run, merged_rows, write_blocks, write_run
+from tidelog.engine.recovery.sorted_runs import RUN_BLOCK_BYTES, Run, merged_rows, write_blocks, write_run
+from tidelog.engine.sst.block import PackedRows, pack_rows
 from tidelog.engine.sst.sstable import BlockHandle, read_row_blocks
-from tidelog.engine.wal.replay import Replay
 from tidelog.errors import InputError
 from tidelog.files import LocalFiles, explained
 from tidelog.log.frame import crc32
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.source.entry_batches import LogPart
+from tidelog.pipeline.source.log_changes import EntryEnds, LastChanges, change_columns, packed_rows
 
 # Files that the tasks of a restore exchange in the new directory: runs of rows, and leaves without numbers.
 #
@@ -99,23 +99,38 @@ class RunWriter:
 
     def add(self, rows: list[tuple[bytes, bytes]]) -> int:
         """Another run, newer than those before."""
+        return self.add_packed(pack_rows(rows, RUN_BLOCK_BYTES))
+
+    def add_packed(self, rows: Iterable[PackedRows]) -> int:
+        """The same of rows that are packed already."""
         rank = 1 + self._number * _RUNS_A_PIECE + len(self.runs)
         run = write_run(self._workshop.path("log", self._number), rank, rows)
         self.runs.append(run)
         return sum(block.rows for block in run.blocks)
 
+    def add_changes(self, changes: LastChanges) -> None:
+        """The same of columns, if there are any; a row that is removed has no cell."""
+        rows = changes.settle()
+        if rows.num_rows:
+            keys, cells = (rows.column(name).combine_chunks() for name in ("key", "cell"))
+            self.add_packed(packed_rows(keys, cells, RUN_BLOCK_BYTES))
+
 
 def read_log(piece: LogPiece) -> LogRuns:
     """The changes of one piece of the log."""
-    writer = RunWriter(piece.workshop, piece.number)
-    changes = Changes(writer, _CHANGES_BYTES)
-    replay = Replay(piece.part.log(), changes, piece.part.start_lsn)
-    replay.run_range(piece.part)
-    changes.flush()
+    writer, changes = RunWriter(piece.workshop, piece.number), LastChanges()
+    ends, history_start_seq = EntryEnds(), 0
+    for starts, columns in change_columns(piece.part, on_records=ends.count):
+        history_start_seq = max(history_start_seq, *starts, 0)
+        changes.add(columns)
+        if changes.held_bytes >= _CHANGES_BYTES:
+            writer.add_changes(changes)
+            changes = LastChanges()
+    writer.add_changes(changes)
     return LogRuns(
         number=piece.number,
-        entries=replay.entries,
-        history_start_seq=replay.history_start_seq,
+        entries=ends.entries,
+        history_start_seq=history_start_seq,
         runs=tuple(writer.runs),
     )
 
@@ -138,7 +153,6 @@ def keep_state(piece: StatePiece) -> Run:
 
 
 _PAGES_AT_ONCE = 128
-_LENGTHS = struct.Struct("<HH")
 _MODULUS = 1 << 64
 
 
@@ -220,9 +234,9 @@ def place_leaves(work: PlaceWork) -> Placed:
             file.write_page(page_id, placed(page, page_id, right, work.lsn))
         file.sync()
         for page_id in range(work.first_page, stop_page):
-            found = cells(file.read_page(page_id))
-            rows += len(found)
-            checksum += cells_sum(found)
+            count, raw = page_rows(file.read_page(page_id))
+            rows += count
+            checksum += crc32(raw)
     finally:
         file.close()
     return Placed(pages=work.leaves.pages, rows=rows, checksum=checksum % _MODULUS)
@@ -233,8 +247,3 @@ def _pages_in(path: Path) -> Iterator[bytes]:
         while data := file.read(_PAGES_AT_ONCE * PAGE_BYTES):
             for at in range(0, len(data), PAGE_BYTES):
                 yield data[at : at + PAGE_BYTES]
-
-
-def cells_sum(found: Iterable[Cell]) -> int:
-    """The checksum of the rows that these cells were made of, as they are in a block."""
-    return crc32(b"".join([part for key, value in found for part in (_LENGTHS.pack(len(key), len(value)), key, value)]))

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
-from tidelog import _native
 from tidelog.cold.catalog import Catalog
 from tidelog.engine.cold.manifest import StoredCheckpoint
 from tidelog.engine.mvcc.cells import BUCKETS, OBJECTS, SEQ_BYTES, Cell, decode_bucket, decode_cell, is_pointer, seq_of
@@ -27,7 +26,7 @@ from tidelog.engine.sst.block import Row
 from tidelog.engine.sst.snapshot import StoredState
 from tidelog.engine.sst.sorted_index import Compaction, SortedIndex
 from tidelog.engine.sst.sstable import TARGET_BLOCK_BYTES, RowKind, RowPart, SSTable, encode_packed
-from tidelog.engine.wal.replay import ShippedLog, counting, first_counting, history_start_in
+from tidelog.engine.wal.replay import ShippedLog, first_counting
 from tidelog.errors import CorruptionError, DataError
 from tidelog.pipeline.jobs.engine.columns import (
     file_numbers,
@@ -35,7 +34,6 @@ from tidelog.pipeline.jobs.engine.columns import (
     going_rows,
     numbers,
     one_array,
-    packed_rows,
     survey_rows,
     version_values,
     whole_groups,
@@ -44,7 +42,8 @@ from tidelog.pipeline.jobs.engine.columns import (
 from tidelog.pipeline.jobs.job import Reconciliation, Totals, told_in_our_words
 from tidelog.pipeline.location import EngineLocation
 from tidelog.pipeline.source.entry_batches import LogPart
-from tidelog.pipeline.tasks import BATCH_ROWS, as_batches, tuples_in
+from tidelog.pipeline.source.log_changes import CHANGE_SCHEMA, LastOfEach, change_batches, packed_rows
+from tidelog.pipeline.tasks import as_batches, tuples_in
 from tidelog.store.keys import CompactedId, EngineKeys, StatePartId
 from tidelog.store.object_store import ObjectStore
 
@@ -53,76 +52,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from tidelog.pipeline.flow import Flow, Rows
-
-
-# Changed rows of the log as Arrow batches.
-#
-#     key binary      the key in the tree
-#     lsn bigint      of the record that changed it: per key the last (lsn, number) counts
-#     number int      which of the record's changes it is
-#     cell binary     what the tree has there from then on; null if the row was removed
-#     part int        the same number for all versions of one name: group by it to have them in one task
-
-
-CHANGE_SCHEMA = "key binary, lsn bigint, number int, cell binary, part int"
-
-
-def change_batches(part: LogPart) -> Iterator[pa.RecordBatch]:
-    """The rows that the entries of a part of the log changed, in its order, without an object for each of them."""
-    import pyarrow as pa
-
-    names = [field.split()[0] for field in CHANGE_SCHEMA.split(", ")]
-    for _, columns in change_columns(part):
-        yield pa.RecordBatch.from_arrays(list(columns), names=names)
-
-
-class ChangeColumns(NamedTuple):
-    """Rows that records changed, as Arrow arrays in the order of `CHANGE_SCHEMA`. A row without a cell is removed."""
-
-    key: pa.Array
-    lsn: pa.Array
-    number: pa.Array
-    cell: pa.Array
-    part: pa.Array
-
-
-def change_columns(part: LogPart, log: ShippedLog | None = None) -> Iterator[tuple[list[int], ChangeColumns]]:
-    """What the records of a part that count did to rows of the tree, and where retention says that history begins."""
-    for frames, indexes in counting(log or part.log(), part, removals=True):
-        at, there = 0, len(indexes) // 4
-        while at < there:
-            places = frames.buffer, frames.positions, frames.lengths
-            rows, at, vacuums, found = _native.gather_changes(frames.first_offset, *places, indexes, at, BATCH_ROWS)
-            starts = [
-                history_start_in(memoryview(frames.payloads(one, one + 1)[0]), frames.first_offset + one)
-                for one in vacuums
-            ]
-            yield [seq for seq in starts if seq is not None], _arrays(rows, *found)
-
-
-def _arrays(
-    rows: int,
-    key_ends: bytes,
-    keys: bytes,
-    lsns: bytes,
-    steps: bytes,
-    is_there: bytes,
-    cell_ends: bytes,
-    cells: bytes,
-    parts: bytes,
-) -> ChangeColumns:
-    import pyarrow as pa
-
-    def of(kind: pa.DataType, *buffers: bytes | None) -> pa.Array:
-        return pa.Array.from_buffers(kind, rows, [None if one is None else pa.py_buffer(one) for one in buffers])
-
-    return ChangeColumns(
-        of(pa.binary(), None, key_ends, keys),
-        of(pa.int64(), None, lsns),
-        of(pa.int32(), None, steps),
-        of(pa.binary(), is_there, cell_ends, cells),
-        of(pa.int32(), None, parts),
-    )
 
 
 def position_of_lsn(catalog: Catalog, place: EngineLocation, lsn: int) -> int | None:
@@ -196,36 +125,6 @@ def _there(rows: pa.Table) -> list[pa.RecordBatch]:
 
     batches: list[pa.RecordBatch] = rows.filter(pc.is_valid(rows.column("cell"))).to_batches()
     return batches
-
-
-class LastOfEach:
-    """Of rows in the order of their keys the last of each key, without an object for each of them.
-
-    The last row waits for the next ones, which may have more of the same key.
-    """
-
-    def __init__(self) -> None:
-        self._held: pa.Table | None = None
-
-    def take(self, rows: pa.Table) -> pa.Table:
-        """The next rows, with the column `key`; returns those that are known to be the last of their keys."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        whole = rows if self._held is None else pa.concat_tables([self._held, rows])
-        if not whole.num_rows:
-            return whole
-        self._held = whole.slice(whole.num_rows - 1)
-        keys = whole.column("key").combine_chunks()
-        known = whole.slice(0, whole.num_rows - 1)
-        return known.filter(pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1)))
-
-    def rest(self) -> pa.Table:
-        """What waited: nothing comes any more."""
-        import pyarrow as pa
-
-        empty = pa.schema([("key", pa.binary()), ("cell", pa.binary())]).empty_table()
-        return empty if self._held is None else self._held
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[bytes, bytes]]:

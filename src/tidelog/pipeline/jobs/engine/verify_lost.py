@@ -33,8 +33,9 @@ from tidelog.pipeline.jobs.engine.columns import (
     whole_groups,
 )
 from tidelog.pipeline.jobs.engine.digest_tasks import START, RowItem, sorted_rows
-from tidelog.pipeline.jobs.engine.rows import TOLD_SCHEMA, LastOfEach, as_told, note_alive, rows_of, told_by
+from tidelog.pipeline.jobs.engine.rows import TOLD_SCHEMA, as_told, note_alive, rows_of, told_by
 from tidelog.pipeline.location import EngineLocation
+from tidelog.pipeline.source.log_changes import LastOfEach
 from tidelog.pipeline.spark_flow import spark_flow
 
 if TYPE_CHECKING:
