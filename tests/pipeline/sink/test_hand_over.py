@@ -195,7 +195,7 @@ WRITERS = """
     from tidelog.staging.ingest import Ingester
     from tidelog.cold.ownership import OwnedCatalog
 
-    def die(*_):
+    def die(*_, **__):
         os.kill(os.getpid(), signal.SIGKILL)
 
     def write(place, version, *values):

@@ -31,6 +31,7 @@ class Producers(RuleBasedStateMachine):
         self.node = "a"
         self.open: dict[str, Producer] = {}
         self.stored: list[tuple[str, int]] = []
+        self.tail_of: str | None = None  # the node that has one unshipped message more, and nobody has written since
 
     @initialize(node=NODES)
     def begin(self, node: str) -> None:
@@ -65,6 +66,7 @@ class Producers(RuleBasedStateMachine):
         offsets = self._producer(name).append_many([b"%d" % n for n in range(count)], sequence=first, sync=sync)
         assert offsets == list(range(len(self.stored), len(self.stored) + count))
         self.stored += [(name, first + number) for number in range(count)]
+        self.tail_of = None
 
     @rule(name=NAMES, data=st.data())
     def append_again(self, name: str, data: Any) -> None:
@@ -82,6 +84,7 @@ class Producers(RuleBasedStateMachine):
         """Messages of nobody lie between."""
         self.topic.append(b"plain")
         self.stored.append(("", 0))
+        self.tail_of = None
 
     @rule(name=NAMES)
     def replace(self, name: str) -> None:
@@ -108,11 +111,14 @@ class Producers(RuleBasedStateMachine):
 
     @rule(node=NODES)
     def move(self, node: str) -> None:
-        """Sealed here, opened there."""
+        """Sealed here, opened there: a node whose tail nobody has replaced goes on with it."""
         assert self.log is not None
         self.topic.seal()
         self.log.close()
         self._open(node)
+        if node == self.tail_of:
+            self.stored.append(("", 0))
+            self.tail_of = None
 
     @rule(node=NODES, loses_disk=st.booleans())
     def take_over(self, node: str, loses_disk: bool) -> None:
@@ -127,6 +133,7 @@ class Producers(RuleBasedStateMachine):
         self._open(node)
         if loses_disk or node != before:
             del self.stored[shipped:]
+        self.tail_of = None if loses_disk or node == before else before
 
     def _die(self) -> None:
         world, log = self.world, self.log
