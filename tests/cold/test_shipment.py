@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.campaign import examples
 from tests.cold.station import DIRECTORY, FRAME_BYTES, Node, Stores
 
-from tidelog.cold.upload import Place, UploadPlan, bytes_behind, plan_upload
+from tidelog.cold.upload import Place, UploadPlan, bytes_behind, place_of, plan_upload
 from tidelog.errors import CorruptionError
 from tidelog.log import LogSettings
 from tidelog.log.binding import BINDING_BYTES
@@ -187,6 +187,19 @@ def test_what_waits_is_counted_in_bytes(node: Node) -> None:
     assert bytes_behind(node.log, 7, Place(7, 2, FRAME_BYTES)) == 13 * FRAME_BYTES
     assert bytes_behind(node.log, 7, None) >= 13 * FRAME_BYTES
     assert bytes_behind(node.log, 20, None) == 0
+
+
+def test_a_place_in_an_earlier_file_of_the_same_number_does_not_count(node: Node) -> None:
+    """Bytes that wait were negative when a log had moved away and come back: its files begin again with number 1."""
+    assert bytes_behind(node.log, 6, Place(6, 2, 1_000_000)) == 14 * FRAME_BYTES
+    assert bytes_behind(node.log, 7, Place(7, 2, 1_000_000)) >= 13 * FRAME_BYTES
+
+
+def test_the_place_of_an_offset_is_read_from_the_files(node: Node) -> None:
+    """It makes what waits exact; an offset that is in no file has none."""
+    parts = node.log.parts(7, 20)
+    assert bytes_behind(node.log, 7, place_of(node.log.files, parts, 7)) == 13 * FRAME_BYTES
+    assert place_of(node.log.files, parts, 20) is None
 
 
 def test_the_end_of_one_is_the_place_of_the_next(node: Node) -> None:

@@ -451,6 +451,19 @@ def test_lag_is_what_a_lost_disk_would_cost(simple: Node) -> None:
     assert (lagging.oldest_unshipped_us, lagging.lag_seconds) == (begin, 30.0)
 
 
+def test_lag_counts_from_when_a_message_came(simple: Node) -> None:
+    """One that was appended again has its old time: it has waited since everything was in the store, no longer."""
+    old = simple.payload(1)
+    simple.append(2)
+    simple.shipper.ship()
+    simple.stores.clock.advance(500)
+    assert simple.shipper.statistics().lag_messages == 0
+    simple.stores.clock.advance(3)
+    simple.log.append(old)
+    simple.log.flush()
+    assert simple.shipper.statistics().lag_seconds == 3.0
+
+
 def test_messages_that_are_in_memory_only_count_as_lag(simple: Node) -> None:
     """They would be lost too."""
     simple.append(1)

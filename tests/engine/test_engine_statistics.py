@@ -80,6 +80,21 @@ def test_they_move() -> None:
         assert after.index_bytes >= 2 * 8192
 
 
+def test_large_values_that_are_not_shipped_are_part_of_the_lag() -> None:
+    """Each has a file of its own beside the log; what the loss of the disk would cost has it, until it is shipped."""
+    with EngineNode(new_store(), large_value_bytes=1024) as node:
+        node.open()
+        node.engine.apply(1, CreateBucket("b"))
+        node.engine.apply(2, PutObject("b", "large", b"x" * 100_000))
+        before = node.engine.statistics().shipping
+        assert before is not None
+        assert before.lag_bytes > 100_000
+        node.ship_all()
+        after = node.engine.statistics().shipping
+        assert after is not None
+        assert after.lag_bytes < 10_000
+
+
 def test_without_a_store_there_is_nothing_to_ship(tmp_path_factory: pytest.TempPathFactory) -> None:
     """That part is None, and the marks of the store are 0."""
     with open_local(tmp_path_factory.mktemp("engine")) as engine:

@@ -39,6 +39,7 @@ from tidelog.cold.upload import (
     UploadPlan,
     bytes_behind,
     describe_object,
+    place_of,
     plan_upload,
     upload_of,
     whole_groups,
@@ -307,6 +308,9 @@ class Shipper:
         self._published_us = 0
         self._next_at_opening = log.next_offset
         self._resume = self._known_place()
+        self._looked_up: Place | None = None
+        self._caught_up_us: int | None = None
+        """When nothing was seen to wait for the last time."""
         self._reached_time_us: int | None = None
         self._position = first_position
         self._knows_newest = False
@@ -559,14 +563,35 @@ class Shipper:
     def statistics(self) -> ShipperStatistics:
         next_offset = self._log.next_offset
         safe = max(self.shipped_offset, self.flushed_offset())
-        waiting = next_offset - safe
+        waiting, now_us = next_offset - safe, self._clock.now_us()
+        if not waiting:
+            self._caught_up_us = now_us
         return self._counters.snapshot(
             shipped_offset=self.shipped_offset,
             lag_messages=waiting,
-            lag_bytes=bytes_behind(self._log, safe, self._resume) if waiting else 0,
-            oldest_unshipped_us=self._time_at(safe) if waiting else None,
-            now_us=self._clock.now_us(),
+            lag_bytes=bytes_behind(self._log, safe, self._place_of(safe)) if waiting else 0,
+            oldest_unshipped_us=self._arrived_us(safe) if waiting else None,
+            now_us=now_us,
         )
+
+    def _place_of(self, offset: int) -> Place | None:
+        """Where the frame of an offset begins; what the last object does not say is looked for once."""
+        if self._resume is not None and self._resume.offset == offset:
+            return self._resume
+        known = self._looked_up
+        if known is None or known.offset != offset:
+            try:
+                known = place_of(self._log.files, self._log.parts(offset, self._log.next_offset), offset)
+            except (TidelogError, OSError):
+                return None  # damage is met again when it is shipped
+            self._looked_up = known
+        return known
+
+    def _arrived_us(self, offset: int) -> int | None:
+        """When a message came: what it says itself, unless everything before it was seen in the store since. One that
+        was appended again has the time that it had before."""
+        said_us = self._time_at(offset)
+        return said_us if said_us is None or self._caught_up_us is None else max(said_us, self._caught_up_us)
 
     def _time_at(self, offset: int) -> int | None:
         """The time of a message on this disk, as it says itself."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -147,11 +147,31 @@ def _plan(log: Log, offset: int, stop_offset: int, max_object_bytes: int, resume
 
 def bytes_behind(log: Log, offset: int, resume: Place | None) -> int:
     """About how many bytes of files wait from `offset` on. Exact where the position is known."""
-    waiting = 0
-    for part in log.parts(offset, log.next_offset):
-        known = resume is not None and (resume.offset, resume.seq) == (offset, part.segment.seq)
-        waiting += part.end_byte - (resume.byte if known and resume is not None else part.position)
-    return waiting
+    return bytes_from(log.parts(offset, log.next_offset), offset, resume)
+
+
+def bytes_from(parts: Iterable[FilePart], offset: int, resume: Place | None) -> int:
+    """The same of these parts of files."""
+    return sum(
+        part.end_byte - (resume.byte if resume is not None and _is_of(resume, part, offset) else part.position)
+        for part in parts
+    )
+
+
+def _is_of(place: Place, part: FilePart, offset: int) -> bool:
+    """Whether a place may be that of an offset in this part. A file that begins there is another one than the file of
+    that number that was here before the log moved away and came back."""
+    is_named = (place.offset, place.seq) == (offset, part.segment.seq) and offset > part.segment.first_offset
+    return is_named and part.position <= place.byte <= part.end_byte
+
+
+def place_of(files: Files, parts: Iterable[FilePart], offset: int) -> Place | None:
+    """Where the frame of an offset begins, read from the files; None if it is in none of these parts."""
+    for part in parts:
+        if part.segment.first_offset <= offset < part.next_offset:
+            byte = 0 if offset == part.segment.first_offset else byte_of_offset(files, part, offset)
+            return Place(offset, part.segment.seq, byte)
+    return None
 
 
 def _piece(files: Files, part: FilePart, offset: int, stop_offset: int, resume: Place | None) -> Piece:

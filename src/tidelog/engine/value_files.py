@@ -246,6 +246,11 @@ class ValueFiles:
         with self._mutex:
             return sum(self._sizes.values())
 
+    def bytes_above(self, seq: int) -> int:
+        """What the values of later entries take."""
+        with self._mutex:
+            return sum(size for name, size in self._sizes.items() if name.seq > seq)
+
     def remove(self, names: Iterator[ValueName] | Collection[ValueName]) -> int:
         """Removes files; returns how many bytes that frees."""
         freed = 0

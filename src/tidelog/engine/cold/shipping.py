@@ -234,7 +234,8 @@ def removable_below(spans: Sequence[WalSpan], limit_lsn: int, hot_bytes: int, wa
 
 
 class ShippingStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of shipping statistics. `lag_bytes` is what only the orchestrator has if the disk is lost.
+    """A snapshot of shipping statistics. `lag_bytes` is what only the orchestrator has if the disk is lost,
+    large values among it.
     `lag_seconds` is how long the oldest shippable entry has been waiting: 0 if everything up to the low-water mark is
     in the store.
 
@@ -566,7 +567,9 @@ class Shipping(Policy):
             truncation_mark=self.truncation_mark(),
             shipped_lsn=shipped_lsn,
             shipped_position=published.shipped_position,
-            lag_bytes=self._core.wal.next_position - published.shipped_position,
+            lag_bytes=self._core.wal.next_position
+            - published.shipped_position
+            + self._core.values.bytes_above(published.high_water_mark),
             lag_seconds=self._lag.seconds(shipped_lsn, self._core.marks.low_water_mark),
             errors_total=self.owner.failures.total,
             errors_in_a_row=self.owner.failures.in_a_row,
