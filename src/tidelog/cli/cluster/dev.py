@@ -29,7 +29,7 @@ from typing import Annotated
 
 import typer
 
-from tidelog.cli.dev_s3 import HOST, S3Keys, SeaweedServer, free_ports
+from tidelog.cli.dev_s3 import HOST, S3Keys, SeaweedServer, free_ports, shell_lines, variables
 from tidelog.cli.errors import ExitCode
 from tidelog.cli.session import Session
 from tidelog.errors import ConfigError, RetryError, StoreUnavailableError
@@ -221,7 +221,8 @@ def dev(
 
     etcd, an S3 server (SeaweedFS) and the nodes are real processes. Everything listens on 127.0.0.1 and is kept in
     --dir, for the next time; without it, it is gone at the end. It stops with Ctrl-C. With --json the first line says
-    where the nodes are. The programs come with pip install 'tidelog[dev-cluster]'.
+    where the nodes are, and which variables (`environment`) a command needs that reads the store itself. The programs
+    come with pip install 'tidelog[dev-cluster]'.
     """
     with _ending_on_sigterm(), ExitStack() as running:
         directory = _directory(session, running)
@@ -304,6 +305,7 @@ def _show(
             "store": store.url,
             "endpoint": store.endpoint,
             "dir": str(directory),
+            "environment": variables(store),
             "etcd_pids": etcd.pids,
             "store_pid": store.pid,
         }
@@ -314,6 +316,9 @@ def _show(
     session.output.line(f"store {store.url} at {store.endpoint}")
     session.output.note(f"Everything is in {directory}. Ctrl-C stops it.")
     session.output.note(f"Try: tidelog cluster nodes --metadata {etcd.url}")
+    session.output.note("What reads the store itself, as a command in the directory of a node that was stopped, needs:")
+    for line in shell_lines(store, os.environ):
+        session.output.note(f"  {line}")
 
 
 def _look_after(session: Session, started: Sequence[NodeProcess]) -> None:
