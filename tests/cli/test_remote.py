@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
@@ -129,6 +130,36 @@ class TestMore:
             assert cli("topic", "rescue", "shop/orders", "--discard", "--yes", *where).code == 0
             assert cli("topic", "rescue", "shop/orders", "--json", *where).json == []
             assert cli("consume", "shop/saved", *where).out == b"kept\n"
+
+    def test_tails_of_a_topic_with_partitions_are_rescued_by_the_server(self, tmp_path: Path, cli: Cli) -> None:
+        """Listed with their partitions, written to a file beside the server, and appended where they came from. The
+        name of a partition is answered with what to type, and a topic that is not there with a command."""
+        store = (tmp_path / "store").as_uri()
+        with tidelog.open(tmp_path / "data", store=store, metadata="bucket") as log:
+            topic = log.topic("shop/orders", partitions=2, ship_on_close=False, ship_max_delay_seconds=3600)
+            for number in range(2):
+                topic.partition(number).append(b"kept %d" % number, key=b"one key", sync=True)
+        with tidelog.open(tmp_path / "other", store=store, metadata="bucket") as other:
+            for number in range(2):
+                other.topic("shop/orders", take_over=True).partition(number).append(b"theirs", sync="shipped")
+            other.topic("shop/orders").seal()
+        where = ["--dir", str(tmp_path / "data")]
+        with serving(tmp_path / "data", store=store):
+            tails = cli("topic", "rescue", "shop/orders", "--json", *where).json
+            assert [(one["partition"], one["messages"]) for one in tails] == [(0, 1), (1, 1)]
+            output = tmp_path / "tail.jsonl"
+            assert cli("topic", "rescue", "shop/orders", "--output", str(output), *where).code == 0
+            lines = [json.loads(line) for line in output.read_text().splitlines()]
+            assert [(one["partition"], one["value"]) for one in lines] == [(0, "kept 0"), (1, "kept 1")]
+            for appended in (1, 0):
+                done = cli("topic", "rescue", "shop/orders", "--into", "shop/orders", "--json", *where).json
+                assert [one["appended"] for one in done] == [appended, appended]
+            for number in range(2):
+                found = cli("consume", "shop/orders", "--partition", str(number), *where).out
+                assert found == b"theirs\nkept %d\n" % number
+            refused = cli("topic", "rescue", "shop/orders-part-1", *where)
+            assert (refused.code, "topic rescue shop/orders" in refused.err) == (3, True)
+            assert "topic list" in cli("topic", "rescue", "shop/none", *where).err
 
     def test_server_verifies_its_topics(self, served: Served, tmp_path: Path, cli: Cli) -> None:
         """From a machine that has no file of it."""

@@ -10,6 +10,7 @@ from tests.cli.conftest import Cli
 
 import tidelog
 from tidelog.cli.session import Session, run_reporting
+from tidelog.topics.partitioned import partition_of
 from tidelog.topics.rescue import Rescue
 from tidelog.topics.topic import Topic
 
@@ -237,3 +238,118 @@ def test_a_fenced_owner_is_told_what_to_do(capsys: pytest.CaptureFixture[str]) -
 
     assert run_reporting(fail, Session(directory=Path("data"), topic="a/b")) == 4
     assert "topic rescue a/b --dir data`" in capsys.readouterr().err
+
+
+# Topics with partitions
+
+
+KEYS = [b"k%d" % number for number in range(12)]
+
+
+@pytest.fixture
+def divided(cli: Cli, store: list[str]) -> list[str]:
+    """In ./data two messages a key were accepted behind what is shipped; then ./other took all partitions over."""
+    with tidelog.open("data", store=store[1], metadata="bucket", ship_max_delay_seconds=1000) as log:
+        topic = log.topic("a/p", partitions=3, ship_on_close=False)
+        topic.append_many([tidelog.Message(b"shipped", key=key) for key in KEYS], sync=True)
+        topic.ship()
+        topic.append_many([tidelog.Message(b"%d" % turn, key=key) for turn in range(2) for key in KEYS], sync=True)
+    with tidelog.open("other", store=store[1], metadata="bucket", ship_max_delay_seconds=1000) as log:
+        log.topic("a/p").append_many([tidelog.Message(b"theirs", key=key) for key in KEYS], sync="shipped")
+        log.topic("a/p").seal()
+    return store
+
+
+def by_partition(topic: str) -> dict[int, list[tuple[bytes | None, bytes | None]]]:
+    """Keys and values of what is not `shipped` nor `theirs`, in order."""
+    with tidelog.open("data", read_only=True) as log:
+        opened = log.topic(topic)
+        found = {number: list(opened.partition(number).read()) for number in range(opened.partitions)}
+    return {
+        number: [(one.key, one.value) for one in some if one.value not in (b"shipped", b"theirs")]
+        for number, some in found.items()
+    }
+
+
+def placed(partitions: int) -> dict[int, list[tuple[bytes | None, bytes | None]]]:
+    """Where they belong by their keys."""
+    found: dict[int, list[tuple[bytes | None, bytes | None]]] = {number: [] for number in range(partitions)}
+    for turn in range(2):
+        for key in KEYS:
+            found[partition_of(key, partitions)].append((key, b"%d" % turn))
+    return found
+
+
+@pytest.mark.usefixtures("divided")
+def test_tails_of_all_partitions_are_listed_with_their_numbers(cli: Cli) -> None:
+    """Nothing of a topic with partitions was found, since it has no log of its own name."""
+    tails = cli("topic", "rescue", "a/p", "--json").json
+    assert [one["partition"] for one in tails] == [0, 1, 2]
+    assert [one["messages"] for one in tails] == [len(some) for some in placed(3).values()]
+    assert cli("topic", "rescue", "a/p").lines[0].split("\t")[0] == "partition"
+
+
+@pytest.mark.usefixtures("divided")
+def test_messages_get_the_partition_they_came_from(cli: Cli) -> None:
+    """In their own topic: all of them had arrived in partition 0. Run again, nothing is stored twice."""
+    assert cli("topic", "rescue", "a/p", "--into", "a/p").code == 4  # it is another node's, and nothing was appended
+    assert cli("topic", "rescue", "a/p", "--into", "a/p", "--take-over").code == 0
+    assert by_partition("a/p") == placed(3)
+    again = cli("topic", "rescue", "a/p", "--into", "a/p", "--json").json
+    assert [one["appended"] for one in again] == [0, 0, 0]
+    assert by_partition("a/p") == placed(3)
+
+
+@pytest.mark.usefixtures("divided")
+def test_absent_topic_is_created_with_as_many_partitions(cli: Cli) -> None:
+    """So messages keep their partition and their order."""
+    assert cli("topic", "rescue", "a/p", "--into", "a/saved").code == 0
+    assert by_partition("a/saved") == placed(3)
+
+
+@pytest.mark.usefixtures("divided")
+def test_keys_decide_where_the_numbers_of_partitions_differ(cli: Cli) -> None:
+    """They still do when partitions were added between two attempts: then nothing is stored twice."""
+    cli("topic", "create", "a/five", "--partitions", "5")
+    assert cli("topic", "rescue", "a/p", "--into", "a/five").code == 0
+    found = by_partition("a/five")
+    assert {number: sorted(some) for number, some in found.items()} == {
+        number: sorted(some) for number, some in placed(5).items()
+    }
+    cli("topic", "create", "a/five", "--partitions", "7", "--if-missing")
+    again = cli("topic", "rescue", "a/p", "--into", "a/five", "--json").json
+    assert sum(one["appended"] for one in again) == 0
+
+
+@pytest.mark.usefixtures("divided")
+def test_an_interrupted_rescue_by_key_goes_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an end between any two appends, each message is there once when it is run again."""
+    monkeypatch.setattr("tidelog.topics.rescue._BATCH_MESSAGES", 3)
+    cli("topic", "create", "a/five", "--partitions", "5")
+    append_many, calls = Topic.append_many, 0
+
+    def interrupted(self: Topic, *arguments: object, **options: object) -> list[int]:
+        nonlocal calls
+        calls += 1
+        if calls % 2 == 0:
+            raise KeyboardInterrupt
+        return append_many(self, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Topic, "append_many", interrupted)
+    while cli("topic", "rescue", "a/p", "--into", "a/five").code != 0:
+        assert calls < 200
+    found = by_partition("a/five")
+    assert {number: sorted(some) for number, some in found.items()} == {
+        number: sorted(some) for number, some in placed(5).items()
+    }
+
+
+@pytest.mark.usefixtures("divided")
+def test_tails_of_all_partitions_are_written_and_deleted(cli: Cli, tmp_path: Path) -> None:
+    """Each line has its partition."""
+    assert cli("topic", "rescue", "a/p", "--output", "tail.jsonl").code == 0
+    lines = [json.loads(line) for line in (tmp_path / "tail.jsonl").read_text().splitlines()]
+    assert {one["partition"]: one["topic"] for one in lines} == dict.fromkeys(range(3), "a/p")
+    assert len(lines) == 24
+    assert cli("topic", "rescue", "a/p", "--discard", "--yes").code == 0
+    assert cli("topic", "rescue", "a/p", "--json").json == []

@@ -106,6 +106,18 @@ class DevCluster:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
+    def run_at(self, node: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command with --json in the directory of a node, with the variables that `cluster dev` has named."""
+        command = [sys.executable, "-m", "tidelog.cli.main", *words, "--dir", str(self.directory / node), "--json"]
+        environment = {**os.environ, **self.facts["environment"]}
+        return subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+
+    def said_at(self, node: str, *words: str) -> Any:
+        """What it says; it must succeed."""
+        done = self.run_at(node, *words)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
     def move(self, topic: str, partition: int, node: str) -> None:
         """Returns when clients are sent there."""
         request = self.operations.move(topic.replace(".", "/", 1), partition, node)

@@ -68,6 +68,17 @@ def test_tail_of_a_node_that_came_back_counts_until_it_is_rescued(log: LogDirect
         assert look(kept, clock, {ORDERS}) == {}
 
 
+def test_what_is_kept_has_the_size_of_its_messages_and_an_age(log: LogDirectory, clock: ManualClock) -> None:
+    """Not that of the files, in which there are shipped messages too; it counts from when the tail was found."""
+    with log:
+        kept, (tail,) = KeptTails(log, clock), Rescue(log, "shop/orders").tails()
+        look(kept, clock)
+        look(kept, clock)
+        one = kept.by_topic(lambda: NONE_OPEN)["shop/orders"]
+        assert (one.messages, one.seconds) == (3, float(LOOK_SECONDS))
+        assert 0 < one.bytes < tail.file_bytes
+
+
 def test_topic_that_nobody_took_keeps_nothing(tmp_path: Path, clock: ManualClock) -> None:
     """What is not shipped of it counts elsewhere: it is the end of the log."""
     with tidelog.open(tmp_path / "data", store=f"file://{tmp_path}/store", metadata="bucket") as log:

@@ -3,6 +3,7 @@ killed, and nothing that was acknowledged is lost, doubled or out of order."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -130,6 +131,71 @@ def test_tail_that_was_not_shipped_is_there_again_with_its_node(cluster: DevClus
     cluster.move(topic, 0, victim)
     send(cluster, topic, range(60, 80))
     assert consumed(cluster, topic, {0: 80})[0] == [(number, number) for number in range(80)]
+
+
+def keyed(cluster: DevCluster, topic: str, numbers: range, partitions: list[int]) -> None:
+    """To these partitions, each acknowledged."""
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", **QUIET})
+    for number in numbers:
+        for partition in partitions:
+            producer.produce(topic, b"%d" % number, key=b"k%d" % partition, partition=partition)
+    assert producer.flush(WAIT_SECONDS) == 0
+
+
+def test_tails_of_all_partitions_are_rescued_through_the_cluster(cluster: DevCluster) -> None:
+    """Others have written since, so the tails of a dead node are appended again: each message to the partition that it
+    came from, whoever serves that, once, and into a new topic that every node knows. `--output` works beside the
+    node, and nothing is appended behind the back of the others."""
+    topic = cluster.create()
+    name = topic.replace(".", "/", 1)
+    victim = cluster.leaders(topic)[0]
+    for number, node in cluster.leaders(topic).items():
+        if number < 3 and node != victim:
+            cluster.move(topic, number, victim)
+    theirs = [number for number, node in cluster.leaders(topic).items() if node == victim]
+    assert len(theirs) >= 3
+    keyed(cluster, topic, range(20), theirs)
+    for number in theirs:
+        until(lambda number=number: cluster.end(topic, number) == 20)  # type: ignore[misc]
+    cluster.said_at(victim, "topic", "ship", name)
+    with cluster.without_bucket():
+        keyed(cluster, topic, range(100, 140), theirs)
+        cluster.kill(victim)
+    until(lambda: not {victim, ""} & set(cluster.leaders(topic).values()))
+    keyed(cluster, topic, range(20, 30), theirs)
+    found = cluster.said_at(victim, "topic", "rescue", name)  # in its directory, while it is dead
+    assert [(one["partition"], one["messages"]) for one in found] == [(number, 40) for number in theirs]
+    refused = cluster.run_at(victim, "topic", "rescue", name, "--into", f"{name}-alone")
+    assert (refused.returncode != 0, "Start the node of this directory" in refused.stderr) == (True, True)
+    cluster.start(victim)
+    until(lambda: cluster.operations.status().nodes == 3)
+
+    tails = cluster.said_at(victim, "topic", "rescue", name)
+    assert [(one["partition"], one["messages"], one["node"]) for one in tails] == [(n, 40, victim) for n in theirs]
+    output = cluster.directory / "tail.jsonl"
+    assert cluster.said_at(victim, "topic", "rescue", name, "--output", str(output))["messages"] == 40 * len(theirs)
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [int(one["value"]) for one in lines if one["partition"] == theirs[0]] == list(range(100, 140))
+
+    saved = f"{name}-saved"
+    done = cluster.said_at(victim, "topic", "rescue", name, "--into", saved)
+    assert [(one["partition"], one["appended"]) for one in done] == [(number, 40) for number in theirs]
+    again = cluster.said_at(victim, "topic", "rescue", name, "--into", saved)
+    assert [(one["appended"], one["already_there"]) for one in again] == [(0, 40)] * len(theirs)
+    other = next(node for node in cluster.nodes if node != victim)
+    assert saved in [one["topic"] for one in cluster.command("topics")]
+    found = consumed(cluster, saved.replace("/", ".", 1), dict.fromkeys(theirs, 40))
+    assert {number: [value for _, value in some] for number, some in found.items() if some} == {
+        number: list(range(100, 140)) for number in theirs
+    }
+
+    for node in (victim, other):  # whichever node does it: the tails are on the disk of one
+        cluster.said_at(node, "topic", "rescue", name, "--into", name)
+    found = consumed(cluster, topic, dict.fromkeys(theirs, 70))
+    wanted = [*range(30), *range(100, 140)]
+    assert {number: [value for _, value in some] for number, some in found.items() if some} == dict.fromkeys(
+        theirs, wanted
+    )
 
 
 def test_load_of_a_partition_has_what_consumers_get(cluster: DevCluster) -> None:

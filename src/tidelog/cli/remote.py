@@ -9,7 +9,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,12 @@ from tidelog.cli.session import Session, confirm
 from tidelog.cli.topic.admin import DUE_COLUMNS, due_row, orphans_of, tell_orphans
 from tidelog.cli.topic.group import parse_own_settings
 from tidelog.cli.topic.names import exit_if_any_failed, rows_of_each
-from tidelog.cli.topic.rescue import COLUMNS
+from tidelog.cli.topic.rescue import COLUMNS, appended_row, appended_text, write_tails
 from tidelog.cli.verify import show_reports
 from tidelog.client.client import Client
 from tidelog.client.topic import RemotePartitionedTopic, RemoteTopic
 from tidelog.client.transport import ended_operation, path_of
+from tidelog.client.wire import MSGPACK, TailPage, decode_tail_page, unpacked
 from tidelog.cold.gc import Plan, Report
 from tidelog.cold.retention import RetentionPlan
 from tidelog.errors import InputError, NotFoundError, NotSupportedError, offsets_text
@@ -392,31 +393,102 @@ def rescue(
     take_over: bool,
 ) -> None:
     """`tidelog topic rescue`."""
-    _refuse("--output", output, "append them with --into, and consume that topic")
-    if into is not None and discard:
-        raise InputError("--into and --discard cannot be combined", hint="Give one of them")
-    tails = [one for one in _ask(client, "GET", _path(topic, "rescue"))["tails"] if tail in (None, one["name"])]
-    if tail is not None and not tails:
-        raise NotFoundError(f"there is no tail {tail}", hint=f"`tidelog topic rescue {topic}` lists them")
-    if into is None and not discard:
-        session.output.rows(COLUMNS, [_tail_row(one) for one in tails])
-        return
+    chosen = (output is not None) + (into is not None) + discard
+    if chosen > 1:
+        raise InputError("--output, --into and --discard cannot be combined", hint="Give one of them")
+    _check_whole(client, topic)
+    if into is not None:
+        parse_topic_name(into)
+    tails = _tails(client, topic, tail)
+    if chosen == 0:
+        has_nodes = any(one.get("node") for one in tails)
+        session.output.rows(("node", *COLUMNS) if has_nodes else COLUMNS, [_tail_row(one) for one in tails])
+    if not tails:
+        session.output.note(f"there is nothing of {topic} to rescue")
+    elif output is not None:
+        _write_tails(session, client, topic, tails, output)
+    elif into is not None:
+        _append_tails(session, client, topic, tails, into)
+    elif discard:
+        _discard_tails(session, client, topic, tails, yes)
+
+
+def _tails(client: Client, topic: str, wanted: str | None) -> list[Any]:
+    found = [one for one in _ask(client, "GET", _path(topic, "rescue"))["tails"] if wanted in (None, one["name"])]
+    if wanted is not None and not found:
+        raise NotFoundError(f"there is no tail {wanted}", hint=f"`tidelog topic rescue {topic}` lists them")
+    return found
+
+
+def _discard_tails(session: Session, client: Client, topic: str, tails: list[Any], yes: bool) -> None:
     count = sum(one["next_offset"] - one["first_offset"] for one in tails)
-    if discard:
-        text = f"Delete {counted(len(tails), 'tail')} of {topic} ({counted(count, 'message')}) for good?"
-        confirm(session, yes, text, f"delete the tails of {topic}")
+    text = f"Delete {counted(len(tails), 'tail')} of {topic} ({counted(count, 'message')}) for good?"
+    confirm(session, yes, text, f"delete the tails of {topic}")
     rows: list[Row] = []
     for one in tails:
-        wanted = {"name": one["name"], "partition": one["partition"], "discard": discard, "into": into}
-        wanted["node"] = one.get("node", "")
-        done = client._bridge.wait(ended_operation(client._http, _path(topic, "rescue"), document=wanted))
-        rows.append({"tail": one["name"], "into": into, **done["result"]})
-    session.output.rows(("tail", "discarded") if discard else ("tail", "into", "appended", "lost"), rows)
+        done = _rescue_one(client, topic, one, discard=True)
+        rows.append({"partition": one["partition"], "tail": one["name"], **done})
+    session.output.rows(("partition", "tail", "discarded"), rows)
+
+
+def _check_whole(client: Client, topic: str) -> None:
+    """NotFoundError for a topic that is not there; it may be the name of a partition."""
+    parent = parse_topic_name(topic).parent()
+    if client.has_topic(topic):
+        return
+    if parent is not None and client.has_topic(str(parent[0])):
+        hint = f"`tidelog topic rescue {parent[0]}` shows the tails of all its partitions; --tail NAME chooses one"
+        raise NotFoundError(f"{topic} is a partition of {parent[0]}", hint=hint)
+    raise NotFoundError(f"there is no topic {topic}", hint="All of them: `tidelog topic list`")
+
+
+def _rescue_one(client: Client, topic: str, tail: Any, **wanted: object) -> Any:
+    """The result for one tail."""
+    document = {"name": tail["name"], "partition": tail["partition"], "node": tail.get("node", ""), **wanted}
+    return client._bridge.wait(ended_operation(client._http, _path(topic, "rescue"), document=document))["result"]
+
+
+def _append_tails(session: Session, client: Client, topic: str, tails: list[Any], into: str) -> None:
+    rows = []
+    for one in tails:
+        row = appended_row(one["partition"], one["name"], into, _rescue_one(client, topic, one, into=into))
+        rows.append(row)
+        if not session.as_json:
+            session.output.note(appended_text(row))
+    if session.as_json:
+        session.output.document(rows)
+    else:
+        session.output.note("the tails are kept; --discard deletes them")
+
+
+def _write_tails(session: Session, client: Client, topic: str, tails: list[Any], path: Path) -> None:
+    first = [_tail_page(client, topic, one, one["first_offset"]) for one in tails]
+    handed_over = sum(page.handed_over for page in first)
+    total = sum(one["next_offset"] - one["first_offset"] for one in tails) - handed_over
+
+    def messages() -> Iterator[Message]:
+        for one in tails:
+            offset: int | None = one["first_offset"]
+            while offset is not None:
+                page = _tail_page(client, topic, one, offset)
+                yield from unpacked(page.messages)
+                offset = page.next_offset
+
+    write_tails(session, topic, path, messages(), total, handed_over)
+
+
+def _tail_page(client: Client, topic: str, tail: Any, offset: int) -> TailPage:
+    query = {"partition": tail["partition"], "node": tail.get("node") or None, "offset": offset}
+    path = _path(topic, "rescue", tail["name"], "messages")
+    answer = client._bridge.wait(client._http.ask("GET", path, query, accept=MSGPACK))
+    return decode_tail_page(answer.body)
 
 
 def _tail_row(one: Any) -> Row:
     count = one["next_offset"] - one["first_offset"]
     return {
+        **({"node": one["node"]} if one.get("node") else {}),
+        "partition": one["partition"],
         "tail": one["name"],
         "epoch": one["epoch"],
         "first_offset": one["first_offset"] if count else None,
@@ -424,7 +496,6 @@ def _tail_row(one: Any) -> Row:
         "messages": count,
         "file_bytes": one["bytes"],
         "set_aside": one["is_set_aside"],
-        **({"node": one["node"]} if one.get("node") else {}),
     }
 
 

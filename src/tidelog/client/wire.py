@@ -45,11 +45,20 @@ class ReadPage(msgspec.Struct, frozen=True):
     end_offsets: dict[str, int]
 
 
+class TailPage(msgspec.Struct, frozen=True):
+    """Some messages of a tail that was left behind, and where it goes on."""
+
+    messages: list[PackedMessage]
+    next_offset: int | None
+    handed_over: int
+
+
 Appendable = PackedMessage | bytes
 """A message to append: one that is a value and nothing else goes as its bytes."""
 encode = msgspec.msgpack.Encoder().encode
 decode_appended = msgspec.msgpack.Decoder(Appended).decode
 decode_page = msgspec.msgpack.Decoder(ReadPage).decode
+decode_tail_page = msgspec.msgpack.Decoder(TailPage).decode
 _check = PayloadEncoder(lambda: 0).one
 
 

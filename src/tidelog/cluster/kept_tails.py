@@ -10,6 +10,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 from tidelog.clock import Clock
 from tidelog.errors import TidelogError
@@ -21,6 +22,11 @@ from tidelog.topics.rescue import RescuableTail, Rescue
 _LOOK_SECONDS = 30.0
 
 
+class _Known(NamedTuple):
+    bytes: int
+    since_us: int
+
+
 class KeptTails:
     """The tails in one log directory, looked for now and then. One thread at a time uses it."""
 
@@ -29,6 +35,7 @@ class KeptTails:
         self._clock = clock
         self._found: dict[str, Unshipped] = {}
         self._in_place: dict[TopicName, RescuableTail] = {}
+        self._known: dict[tuple[TopicName, str], _Known] = {}
         self._look_at = float("-inf")
 
     def by_topic(self, opened: Callable[[], Collection[TopicName]]) -> dict[str, Unshipped]:
@@ -41,15 +48,27 @@ class KeptTails:
 
     def _look(self, opened: Collection[TopicName]) -> dict[str, Unshipped]:
         found: dict[str, Unshipped] = {}
+        known: dict[tuple[TopicName, str], _Known] = {}
+        now_us = self._clock.now_us()
         for name in self._directory._opener.views.local():
             try:
                 tails = self._tails(name, name in opened)
+                known |= {(name, tail.name): self._known_of(name, tail, now_us) for tail in tails}
             except (TidelogError, OSError):
                 continue  # it is being opened or moved; what is wrong with it, opening says
             for tail in tails:
                 topic = str(name if (parent := name.parent()) is None else parent[0])
-                found[topic] = _with(found.get(topic), tail, self._clock.now_us())
+                found[topic] = _with(found.get(topic), tail.count, known[name, tail.name], now_us)
+        self._known = known
         return found
+
+    def _known_of(self, name: TopicName, tail: RescuableTail, now_us: int) -> _Known:
+        """The messages of a tail do not change: their size is read once, and it is found once."""
+        known = self._known.get((name, tail.name))
+        if known is not None:
+            return known
+        since_us = now_us if tail.set_aside_us is None else tail.set_aside_us
+        return _Known(Rescue(self._directory, str(name), clock=self._clock).message_bytes(tail), since_us)
 
     def _tails(self, name: TopicName, is_open: bool) -> list[RescuableTail]:
         rescue = Rescue(self._directory, str(name), clock=self._clock)
@@ -66,11 +85,10 @@ class KeptTails:
         return [tail for tail in tails if tail.count and not rescue.has_begun(tail)]
 
 
-def _with(known: Unshipped | None, tail: RescuableTail, now_us: int) -> Unshipped:
-    seconds = 0.0 if tail.set_aside_us is None else max(0, now_us - tail.set_aside_us) / 1e6
-    known = known or Unshipped(messages=0, bytes=0, seconds=0.0)
+def _with(sum_before: Unshipped | None, count: int, known: _Known, now_us: int) -> Unshipped:
+    before = sum_before or Unshipped(messages=0, bytes=0, seconds=0.0)
     return Unshipped(
-        messages=known.messages + tail.count,
-        bytes=known.bytes + tail.file_bytes,
-        seconds=round(max(known.seconds, seconds), 3),
+        messages=before.messages + count,
+        bytes=before.bytes + known.bytes,
+        seconds=round(max(before.seconds, max(0, now_us - known.since_us) / 1e6), 3),
     )

@@ -152,8 +152,9 @@ class Unsaved(msgspec.Struct, frozen=True, kw_only=True):
     messages: int
     """Or entries."""
     bytes: int
+    """Of the messages in the files; of an engine, of its log and its large values."""
     seconds: float
-    """How old the oldest of it is."""
+    """How long the oldest of it has been there; of what is to be rescued, how long ago the node found it."""
     to_rescue: bool = False
     """Another node went on without these messages: they are missing until `tidelog topic rescue` brings them back."""
 

@@ -320,6 +320,43 @@ def test_tails_of_all_nodes_are_listed_and_appended_to_the_owner(tmp_path: Path)
     run(work())
 
 
+def test_a_tail_goes_into_a_new_topic_that_all_nodes_know(tmp_path: Path) -> None:
+    """It was made behind the back of the others, and nobody could read it. The tail need not be set aside before, it
+    can be read beside the node, two who ask at once store it once, and the name of a partition is refused."""
+
+    async def work() -> None:
+        async with spread(tmp_path, partitions=2) as nodes:
+            name = parse_topic_name(TOPIC)
+            await ok(nodes, 2, "POST", f"{PATH}/ship?wait=60")
+            await ok(nodes, 2, "POST", f"{MESSAGES}?partition=1", {"messages": [{"value": "lost"}]})
+            log = nodes.nodes[2]._broker.find(name).open[1].topic
+
+            def take_over() -> None:
+                nodes.nodes[1]._directory.topic(log.name, take_over=True)
+
+            await in_thread(take_over)
+            nodes.owners[name, 1] = 1
+            nodes._changed()
+            await nodes.nodes[1].open_partition(name, 1)
+            with contextlib.suppress(tidelog.TidelogError):
+                await nodes.nodes[2].release_partition(name, 1)
+            (tail,) = (await ok(nodes, 2, "GET", f"{PATH}/rescue"))["tails"]
+            read = await ok(nodes, 2, "GET", f"{PATH}/rescue/{tail['name']}/messages?partition=1")
+            assert [(one["value"], one["partition"]) for one in read["messages"]] == [("lost", 1)]
+            wanted = {"name": tail["name"], "partition": 1, "node": "node2"}
+            refused = await asked(nodes, 2, "POST", f"{PATH}/rescue?wait=60", {**wanted, "into": f"{TOPIC}-part-0"})
+            assert (refused.status, "name of a partition" in refused.json["detail"]) == (400, True)
+            saved = "shop/saved"
+            both = [ok(nodes, 2, "POST", f"{PATH}/rescue?wait=60", {**wanted, "into": saved}) for _ in range(2)]
+            done = [one["result"] for one in await asyncio.gather(*both)]
+            assert sorted((one["appended"], one["already_there"]) for one in done) == [(0, 1), (1, 0)]
+            assert nodes.topics[parse_topic_name(saved)].partitions == 2
+            described = [await ok(nodes, number, "GET", f"/v1/topics/{saved}") for number in (1, 2)]
+            assert [one["partitions"][1]["next_offset"] for one in described] == [1, 1]
+
+    run(work())
+
+
 def give_up(url: str, letters: str) -> None:
     with tidelog.connect(url, timeout=WAIT_SECONDS) as client:
         topic = client.topic(TOPIC)

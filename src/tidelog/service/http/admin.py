@@ -13,32 +13,36 @@ from typing import Annotated, Any
 
 import msgspec
 
+from tidelog.client.wire import packed
 from tidelog.cold.gc import DEFAULT_GRACE_SECONDS
 from tidelog.cold.merging import MergeReport, Merging
 from tidelog.cold.rewrite import DEFAULT_TARGET_BYTES
-from tidelog.errors import ConflictError, NotFoundError, NotSupportedError, OffsetOutOfRangeError
+from tidelog.errors import InputError, NotFoundError, NotSupportedError, OffsetOutOfRangeError
 from tidelog.findings import VerifyReport, merged
 from tidelog.log.frame import encode_many
 from tidelog.service.auth.access import Kind, Permission, topic_resource
 from tidelog.service.http.call import Call, Reply
+from tidelog.service.http.message_json import ReadEncoding, ReadMessage, to_json
 from tidelog.service.http.operations import Report, WaitQuery, begun, starting
 from tidelog.service.http.placed import ElsewhereError
 from tidelog.service.http.reading import news, position
-from tidelog.service.http.routes import BYTES, RouteTable
+from tidelog.service.http.routes import BYTES, JSON, MSGPACK, RouteTable
 from tidelog.service.http.service import Service
 from tidelog.service.http.spread.parts import Joined, ask_node, by_number, nothing
 from tidelog.service.http.subscriptions import partition_logs
 from tidelog.service.http.topics import TopicDescription, describe, join_described
+from tidelog.service.kafka.broker import ServedTopic
 from tidelog.service.kafka.partitions import Partition
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.columns import frames_digest
-from tidelog.topics.message import TIMESTAMP_FIELD
+from tidelog.topics.message import TIMESTAMP_FIELD, Message
 from tidelog.topics.names import TopicName, parse_topic_name
-from tidelog.topics.rescue import Rescue, RescueTarget
+from tidelog.topics.rescue import RescuableTail, Rescue, RescueInto, RescueTarget
 from tidelog.topics.topic import Topic
 
 routes = RouteTable("Administration")
 _TAILS_SECONDS = 30.0
+_TAIL_PAGE_BYTES = 16 << 20
 _TOPIC = "/v1/topics/{namespace}/{name}"
 
 
@@ -86,11 +90,33 @@ class RescueRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_
     name: str
     partition: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
     into: str | None = None
-    """The topic that it is appended to. Default: the one that it belonged to."""
+    """The topic that it is appended to, created if absent. Default: the one that it belonged to."""
     discard: bool = False
     """Delete the tail for good, instead."""
     node: str = ""
     """The node that has it. Default: the one that is asked."""
+
+
+class TailMessagesQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Which messages of a tail."""
+
+    partition: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
+    node: str = ""
+    """The node that has it. Default: the one that is asked."""
+    offset: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """The first one; the `next_offset` of the answer before."""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
+    encoding: ReadEncoding = "auto"
+
+
+class TailMessages(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages of a tail, with the offsets that they had."""
+
+    messages: list[ReadMessage]
+    next_offset: int | None
+    """Where it goes on; null at its end."""
+    handed_over: int
+    """How many messages the owner of the topic has ingested again from where they were staged: they are left out."""
 
 
 # Operations
@@ -244,7 +270,7 @@ async def list_tails(call: Call) -> RescueTails:
     def look() -> list[RescueTail]:
         return [
             RescueTail(
-                partition=number,
+                partition=rescue.origin.number,
                 name=tail.name,
                 epoch=tail.epoch,
                 first_offset=tail.first_offset,
@@ -253,8 +279,8 @@ async def list_tails(call: Call) -> RescueTails:
                 is_set_aside=tail.set_aside_us is not None,
                 node=own_node,
             )
-            for number, name in enumerate(directory.partition_logs(str(served.name)))
-            for tail in Rescue(directory, name).tails()
+            for rescue in Rescue.of_partitions(directory, str(served.name))
+            for tail in rescue.tails()
         ]
 
     own = await in_store_thread(look)
@@ -269,6 +295,61 @@ async def list_tails(call: Call) -> RescueTails:
     return RescueTails(tails=sorted(tails, key=lambda tail: (tail.partition, tail.node, tail.name)))
 
 
+@routes.add(
+    "GET",
+    f"{_TOPIC}/rescue/{{tail}}/messages",
+    Permission.ADMIN,
+    TailMessages,
+    resource=Kind.TOPIC,
+    query=TailMessagesQuery,
+    at_any_node=True,
+    response_types=(JSON, MSGPACK),
+)
+async def read_tail(call: Call) -> TailMessages | Reply:
+    """Reads the messages of a tail, without those whose end never reached the disk and those of open transactions.
+
+    With `accept: application/msgpack` the answer is msgpack: a map with `messages` (arrays, as they are sent),
+    `next_offset` and `handed_over`.
+    """
+    query: TailMessagesQuery = call.query
+    served = await call.service.topic(call.topic_name)
+    _check_node(call, query.node)
+    saved = await _rescue_of(call.service, served, query.partition)
+
+    def look() -> tuple[list[Message], int | None, int]:
+        tail = _named(saved.tails(), call.path["tail"])
+        found: list[Message] = []
+        room_bytes = _TAIL_PAGE_BYTES
+        for message in saved.messages(tail, max(query.offset, tail.first_offset)):
+            if found and (len(found) == query.limit or room_bytes <= 0):
+                return found, message.offset, saved.handed_over(tail)
+            found.append(msgspec.structs.replace(message, partition=query.partition))
+            room_bytes -= len(message.value or b"") + len(message.key or b"")
+        return found, None, saved.handed_over(tail)
+
+    found, next_offset, handed_over = await in_store_thread(look)
+    if call.accepts(MSGPACK):
+        page = {"messages": packed(found), "next_offset": next_offset, "handed_over": handed_over}
+        return Reply(msgspec.msgpack.encode(page), MSGPACK)
+    shown = [to_json(message, query.encoding) for message in found]
+    return TailMessages(messages=shown, next_offset=next_offset, handed_over=handed_over)
+
+
+async def _rescue_of(service: Service, served: ServedTopic, number: int) -> Rescue:
+    """The tails of a partition on this disk."""
+    found = await in_store_thread(Rescue.of_partitions, service.broker.directory, str(served.name))
+    if number >= len(found):
+        raise NotFoundError(f"{served.name} has no partition {number}")
+    return found[number]
+
+
+def _named(tails: list[RescuableTail], name: str) -> RescuableTail:
+    tail = next((one for one in tails if one.name == name), None)
+    if tail is None:
+        raise NotFoundError(f"there is no tail {name[:80]!r}", hint="GET .../rescue lists them")
+    return tail
+
+
 def _own_node(call: Call) -> str:
     placement = call.service.broker.placement
     if placement.is_alone:
@@ -278,30 +359,33 @@ def _own_node(call: Call) -> str:
 
 @starting(routes, "POST", f"{_TOPIC}/rescue", Kind.TOPIC, mode="answer", body=RescueRequest, at_any_node=True)
 async def rescue(call: Call) -> Reply:
-    """Appends a tail to its topic, or to another one, as new messages; or discards it."""
+    """Appends a tail to its topic, or to another one, as new messages; or discards it.
+
+    In their own topic messages get the partition that they came from. Another topic is created if it is absent, with as
+    many partitions as this one. With as many, messages keep their partition there; else the key says which they get.
+    """
     wanted: RescueRequest = call.body
     service = call.service
     served = await service.topic(call.topic_name)
     _check_node(call, wanted.node)
-    names = await service.broker.directory.partition_logs_async(str(served.name))
-    if wanted.partition >= len(names):
-        raise NotFoundError(f"{served.name} has no partition {wanted.partition}")
-    if wanted.into is not None:
-        call.check(Permission.WRITE, topic_resource(wanted.into))
-    saved = Rescue(service.broker.directory, names[wanted.partition])
-    target = _target(service, wanted.into or names[wanted.partition])
+    saved = await _rescue_of(service, served, wanted.partition)
+    name = served.name if wanted.into is None else _into_name(call, wanted.into)
 
-    def run() -> Any:
-        tail = next((one for one in saved.tails() if one.name == wanted.name), None)
-        if tail is None:
-            raise NotFoundError(f"there is no tail {wanted.name[:80]!r}", hint="GET .../rescue lists them")
-        if wanted.discard:
-            saved.discard(tail)
-            return {"discarded": tail.count}
-        return saved.append_to(tail, target())
+    def the_tail() -> RescuableTail:
+        return _named(saved.set_aside(), wanted.name)
+
+    def discard() -> dict[str, int]:
+        tail = the_tail()
+        saved.discard(tail)
+        return {"discarded": tail.count}
 
     async def work(report: Report) -> Any:
-        return await in_store_thread(run)
+        async with service.lock(("rescue", saved.topic, wanted.name)):  # two at once would store its messages twice
+            if wanted.discard:
+                return await in_store_thread(discard)
+            tail = await in_store_thread(the_tail)  # before another topic is created for it
+            into = await _into(service, name, saved.origin.partitions)
+            return await in_store_thread(saved.append_into, tail, into)
 
     return await begun(call, "rescue", topic_resource(served.name), work, call.query.wait)
 
@@ -316,30 +400,37 @@ def _check_node(call: Call, name: str) -> None:
     raise ElsewhereError(node, call.target)
 
 
-def _target(service: Service, name: str) -> Callable[[], RescueTarget]:
-    """Opens what a tail is appended to, in a thread: a log here, or a partition of another node."""
-    parsed, number = _served_as(service, name)
-    if service.broker.find(parsed) is not None and not service.broker.placement.is_ours(parsed, number):
-        assert service.others is not None, "a node by itself serves everything"
-        elsewhere = service.others.topic(parsed, number)
-        return lambda: elsewhere
-
-    def opened() -> RescueTarget:
-        into = service.broker.directory.topic(name)
-        if not isinstance(into, Topic):
-            raise ConflictError(
-                f"{name} has partitions", hint=f"Name the partition, such as {name}-part-0, or another topic"
-            )
-        return into
-
-    return opened
-
-
-def _served_as(service: Service, name: str) -> tuple[TopicName, int]:
-    """The topic and the partition whose log is called so."""
+def _into_name(call: Call, name: str) -> TopicName:
+    """The topic that is to get a tail; InputError for a partition: which one a message gets is not chosen."""
     parsed = parse_topic_name(name)
-    parent = parsed.parent() if service.broker.find(parsed) is None else None
-    return (parsed, 0) if parent is None else parent
+    parent = parsed.parent()
+    if parent is not None and call.service.broker.find(parsed) is None:
+        raise InputError(
+            f"{name} is the name of a partition",
+            hint=f"Name the topic, {parent[0]}: messages get the partition that they came from, or that of their key",
+        )
+    call.check(Permission.WRITE, topic_resource(parsed))
+    if call.service.broker.find(parsed) is None:
+        call.check(Permission.ADMIN, topic_resource(parsed))  # it is created
+    return parsed
+
+
+async def _into(service: Service, name: TopicName, partitions: int) -> RescueInto:
+    """The topic that gets a tail, with the logs of this node, and the partitions that other nodes serve."""
+    broker, loop = service.broker, asyncio.get_running_loop()
+    served = await broker.find_newest(name)
+    if served is None:
+        served = await broker.create(name, partitions)
+    logs = await broker.log_names(served)
+
+    def opened(number: int) -> RescueTarget:
+        if broker.placement.is_ours(name, number):
+            found = asyncio.run_coroutine_threadsafe(broker.partition(served, number), loop)
+            return found.result().topic
+        assert service.others is not None, "a node by itself serves everything"
+        return service.others.topic(name, number)
+
+    return RescueInto(str(name), logs, opened)
 
 
 # Raw frames

@@ -663,6 +663,15 @@ class Broker:
             return opener.layout(served.name)
         return layout
 
+    async def log_names(self, served: ServedTopic) -> list[str]:
+        """The names of the logs of its partitions, also of a topic that was created a moment ago and none is open."""
+
+        def names() -> list[str]:
+            self._realize(served, None)
+            return self.directory.partition_logs(str(served.name))
+
+        return await in_store_thread(names)
+
     async def _pause_before_opening(self, served: ServedTopic, number: int) -> None:
         """A disk that fails again and again is not asked more often than this; nor is one that another node has."""
         pause_seconds = _REOPEN_SECONDS if self.placement.is_alone else _ASK_AGAIN_SECONDS
