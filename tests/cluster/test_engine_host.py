@@ -194,7 +194,10 @@ def test_engine_is_placed_served_through_any_node_and_moved_whole(tmp_path: Path
                 "elsewhere": [{"name": NAME, "node": first.name}],
             }
             assert (await nodes.ask(filled, second.url, 1, 20))[0] == 19
+            owned = [_shipping(first.node.http.engines[NAME]).owner.owned.ownership.owner.who]
             await nodes.move(second)
+            owned.append(_shipping(second.node.http.engines[NAME]).owner.owned.ownership.owner.who)
+            assert owned == [first.name, second.name]
             assert not first.has()
             await until(lambda: not (first.root / FOLDER / NAME).exists())
             assert (await nodes.ask(Answer, first.url, "GET", ENGINE)).status == 307
@@ -394,7 +397,7 @@ def test_operators_are_told_what_cannot_be(tmp_path: Path, etcd_server: EtcdServ
             assert (answer.status, answer.json["error"]) == (503, "ServerUnavailableError")
             assert "n1 cannot open it: there is no engine 'maps'" in answer.json["detail"]
             assert "taking it over" not in answer.json["hint"]
-            assert (await seen_failing(nodes))[0].startswith("n1: there is no engine 'maps'")
+            assert (await seen_failing(nodes))[0].startswith("n1: open engine: there is no engine 'maps'")
             assert (await nodes.ask(operations.status)).failing_engines == 1
             assert "tidelog_cluster_failing_engines 1\n" in await nodes.ask(metrics_of, nodes.all[0].url)
             await nodes.ask(operations.remove_engine, "maps")

@@ -60,6 +60,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     metadata: str
     metadata_root: str
     lease_seconds: float
+    node_name: str = ""
 
 
 class ClusterEngines:
@@ -108,20 +109,20 @@ class ClusterEngines:
         """In a thread."""
         directory, arguments = self._directory(name), self._arguments(name)
         config = self._config_of(arguments)
-        there = arguments.name or name
+        there, node_name = arguments.name or name, self._place.node_name
         if self._may_go_on(directory):
             try:
-                return _claimed(open_engine_at(directory, config, name=there))
+                return _claimed(open_engine_at(directory, config, name=there, node_name=node_name))
             except FencedError as error:
                 _logger.info("the engine %s is restored: %s", name, error)
                 self._set_aside(directory)
         try:
-            return restore_lazily_at(directory, config, name=there)
+            return restore_lazily_at(directory, config, name=there, node_name=node_name)
         except NotFoundError:
             if arguments.must_exist:
                 raise
             self._clear(directory)
-            return _claimed(open_engine_at(directory, config, name=there))
+            return _claimed(open_engine_at(directory, config, name=there, node_name=node_name))
 
     def _directory(self, name: str) -> Path:
         return self._place.root / FOLDER / name

@@ -34,8 +34,10 @@ class Step:
 
 
 class Failure(str):
-    """The message of an error. `hint` is what to do about it; clients are told of what `is_foreseen` only."""
+    """The message of an error. `hint` is what to do about it, `told` is all of it, for operators. Clients are told of
+    what `is_foreseen` only."""
 
+    told: str
     hint: str
     is_foreseen: bool
 
@@ -43,6 +45,7 @@ class Failure(str):
     def of(cls, error: Exception) -> Failure:
         foreseen = error if isinstance(error, TidelogError) else None
         made = cls(f"{type(error).__name__}: {error}" if foreseen is None else foreseen.message)
+        made.told = str(made) if foreseen is None else str(foreseen)
         made.hint = "" if foreseen is None or foreseen.hint is None else foreseen.hint
         made.is_foreseen = foreseen is not None
         return made

@@ -46,7 +46,8 @@ from tidelog.topics.topic import Topic
 _SMOOTHED_SECONDS = 60.0
 _MAX_PARTITIONS = 500
 """So many of the busiest partitions are reported one by one."""
-_MAX_REASON_CHARACTERS = 300
+_MAX_REASON_CHARACTERS = 500
+"""Of each engine that fails: all nodes report it every few seconds."""
 _QUIET_BYTES = 1000.0
 """A partition with less a second counts as idle."""
 
@@ -155,6 +156,7 @@ def _place_of(cluster: Cluster, directory: LogDirectory) -> Place:
         metadata=metadata.url,
         metadata_root=root,
         lease_seconds=cluster.member.lease_seconds,
+        node_name=cluster.member.name,
     )
 
 
@@ -281,7 +283,9 @@ class LoadMeter:
             releasing=0 if agent is None else agent.releasing,
             partitions={key: load for key, load in busy if _bytes(load) >= _QUIET_BYTES},
             engines=len(self._engines.names()),
-            failing_engines={name: _told(failure) for name, failure in self.failing_engines().items()},
+            failing_engines={
+                name: failure.told[:_MAX_REASON_CHARACTERS] for name, failure in self.failing_engines().items()
+            },
         )
         return load, self.tail
 
@@ -364,12 +368,6 @@ def write_metrics(exposition: Exposition, cluster: Cluster, meter: LoadMeter) ->
     }
     for name, value in values.items():
         exposition.add(f"tidelog_cluster_{name}", value)
-
-
-def _told(failure: Failure) -> str:
-    """For operators, bounded: it is part of what every node reports every few seconds."""
-    text = f"{failure}. {failure.hint}" if failure.hint else str(failure)
-    return text[:_MAX_REASON_CHARACTERS]
 
 
 def _smoothed(known: float, now: float, part: float) -> float:

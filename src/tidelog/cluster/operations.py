@@ -404,8 +404,10 @@ class ClusterOperations:
         return name
 
     def drain(self, node: str) -> bool:
-        """Moves everything off a node, and keeps it empty; returns whether that is news. InputError for one alive, where
-        no other node can take anything."""
+        """Moves everything off a node, and keeps it empty; returns whether that is news.
+
+        InputError for one that is alive, where no other node can take anything.
+        """
         state = self.state()
         if node in state.nodes and not any(state.is_usable(name) for name in state.nodes if name != node):
             raise InputError(

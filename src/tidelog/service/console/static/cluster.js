@@ -42,7 +42,7 @@ export async function cluster(context) {
       ask("topics", {}, signal),
       ask("engines", {}, signal),
       ask("restore-point", {}, signal),
-      ask("decisions", { last: ASKED_DECISIONS }, signal),
+      ask("decisions", { last: ASKED_DECISIONS, slots: true }, signal),
     ]);
     context.worked();
     sample("cluster unshipped", status.unshipped_messages);
