@@ -285,14 +285,16 @@ def restore_engine(
     return restoring
 
 
-def restore_lazily_at(directory: Path, config: EngineConfig, *, name: str = DEFAULT_ENGINE) -> RestoringEngine:
+def restore_lazily_at(
+    directory: Path, config: EngineConfig, *, name: str = DEFAULT_ENGINE, node_name: str = ""
+) -> RestoringEngine:
     """Restores the engine of this name in its store into a directory, and answers reads from the store meanwhile: all
-    that was shipped when this returns.
+    that was shipped when this returns. `node_name` is what a cluster calls this node.
     """
 
     def restore(progressed: OnProgress | None) -> Engine:
-        restore_directory(directory, config, on_progress=progressed, name=name)
-        return open_engine_at(directory, config, name=name)
+        restore_directory(directory, config, on_progress=progressed, name=name, node_name=node_name)
+        return open_engine_at(directory, config, name=name, node_name=node_name)
 
     restoring = _begun(config, restore, None, name=name)
     _refresh(restoring._reader)
@@ -411,9 +413,10 @@ def open_engine_at(
     name: str = DEFAULT_ENGINE,
     shares_store: bool = False,
     on_take_over: OnTakeOver | None = None,
+    node_name: str = "",
 ) -> Engine:
     """Opens an engine with these settings, and its store if it has one. Its lease is always renewed in the
-    background. `name` is that of a new one in its store.
+    background. `name` is that of a new one in its store, `node_name` what a cluster calls this node.
     """
     files, clock = files or LocalFiles(), clock or SystemClock()
     finish_takeover(files, directory)
@@ -467,6 +470,7 @@ def open_engine_at(
         else:
             node = _node(core, objects, metadata, info, config)
             undo.callback(node.close)
+            node.lease.node_name = node_name
             wait_seconds = max(0.0, answers_by - clock.monotonic())
             shipping = _shipping(core, node, info, config, take_over, wait_seconds)
             engine = Engine(
@@ -664,6 +668,7 @@ def restore_directory(
     claims: bool = True,
     name: str = DEFAULT_ENGINE,
     shares_store: bool = False,
+    node_name: str = "",
 ) -> RestoreReport:
     """Fills an empty directory from the store so that it can be opened as an engine; without a claim it is
     read-only.
@@ -696,6 +701,7 @@ def restore_directory(
             replicas=list(zip(copies, reading, strict=True)),
             keys=info.keys,
             node=info.node,
+            node_name=node_name,
             settings=config.storage_engine,
             files=files,
             clock=clock,

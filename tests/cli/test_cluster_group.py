@@ -45,3 +45,26 @@ def test_row_of_a_node_has_its_load_in_both_directions() -> None:
     )
     row = _node_row(node)
     assert {name: row[name] for name in Load.__struct_fields__} == msgspec.structs.asdict(total)
+
+
+@pytest.mark.parametrize("words", [("move", "shop/orders", "0", "n3"), ("move-engine", "photos", "n3")])
+def test_pin_and_unpin_are_not_asked_for_at_once(cli: Cli, words: tuple[str, ...]) -> None:
+    """Both were done, one after the other."""
+    result = cli("cluster", *words, "--pin", "--unpin", "--metadata", "etcd://127.0.0.1:1")
+    assert result.code == 2
+    assert "--pin and --unpin contradict each other" in result.err
+
+
+@pytest.mark.parametrize("option", ["--store", "--metadata"])
+def test_dev_refuses_a_store_of_yours(cli: Cli, option: str) -> None:
+    """It was passed over without a word: the command starts its own."""
+    result = cli("cluster", "dev", option, "foo")
+    assert result.code == 2
+    assert f"{option} means nothing here" in result.err
+
+
+def test_dev_says_where_it_keeps_everything(cli: Cli) -> None:
+    """Its --dir has another default than that of the other commands."""
+    text = " ".join(cli("cluster", "dev", "--help").out.decode().split())
+    assert "a temporary one" in text
+    assert "./data" not in text

@@ -294,6 +294,14 @@ class TestDirectories:
         os.close(lock)
         os.close(directory.take())
 
+    def test_directory_in_use_names_the_option_of_the_command(self, tmp_path: Path) -> None:
+        """That of another command was named: `cluster dev` has no --data."""
+        descriptor = SeaweedDirectory(tmp_path).take()
+        with pytest.raises(RetryError) as raised:
+            SeaweedServer(tmp_path, option="--dir").directory.take()
+        os.close(descriptor)
+        assert str(raised.value).endswith("name another directory with --dir")
+
     def test_a_long_log_is_begun_anew(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A server that is started every day does not fill the disk with what it says."""
         monkeypatch.setattr("tidelog.cli.dev_s3._LOG_BYTES", 10)

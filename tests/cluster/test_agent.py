@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Sequence
 
 import msgspec
+import pytest
 
 from tidelog.cluster.agent import Agent, Piece, engine_piece
 from tidelog.cluster.documents import NOBODY, ClusterState, Coordinators, EnginePlacement, TopicPlacement
-from tidelog.errors import HeldError, StoreUnavailableError
+from tidelog.errors import ConfigError, HeldError, StoreUnavailableError
 from tidelog.service.placement import SLOTS
 from tidelog.store.document import encode_json
 from tidelog.store.keys import ClusterKeys
@@ -66,9 +67,12 @@ class FakeEngines:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.fenced: list[str] = []
+        self.failures: list[Exception] = []
 
     async def open_engine(self, name: str) -> None:
         self.calls.append(f"open {name}")
+        if self.failures:
+            raise self.failures.pop(0)
 
     async def release_engine(self, name: str) -> None:
         self.calls.append(f"release {name}")
@@ -94,8 +98,9 @@ class Documents:
     def place(self, *nodes: str, is_deleting: bool = False) -> None:
         self._say(KEYS.topic(*ORDERS), TopicPlacement(id="00", created_us=1, partitions=nodes, is_deleting=is_deleting))
 
-    def engine(self, name: str, node: str) -> None:
-        self._say(KEYS.engine(name), EnginePlacement(node=node))
+    def engine(self, name: str, node: str | None) -> None:
+        """None: it is removed."""
+        self._say(KEYS.engine(name), None if node is None else EnginePlacement(node=node))
 
     def slots(self, *ours: int) -> None:
         self._say(KEYS.coordinators, Coordinators(slots=tuple("a" if n in ours else NOBODY for n in range(SLOTS))))
@@ -176,7 +181,7 @@ def test_agent_tries_again_after_an_error_of_the_disk() -> None:
         said: list[dict[str, str]] = []
         while documents.agent._working:
             await asyncio.sleep(0.001)
-            now = {str(piece): text for piece, text in documents.agent.failures.items()}
+            now = {str(piece): str(text) for piece, text in documents.agent.failures.items()}
             if now and now not in said:
                 said.append(now)
                 assert len(host.calls) == len(said), "a pause comes before it is tried again"
@@ -185,6 +190,25 @@ def test_agent_tries_again_after_an_error_of_the_disk() -> None:
             {"shop/orders, partition 0": "KeyError: 'orders'"},
         ]
         assert (parts(host), documents.agent.failures) == ({0}, {})
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("node", [None, "b"])
+def test_agent_forgets_the_failure_of_what_is_not_its_any_more(node: str | None) -> None:
+    """An engine that could not be opened, and was removed or moved away, counted as a failure for ever."""
+
+    async def run() -> None:
+        documents = Documents(FakeHost())
+        documents.engines.failures = [ConfigError("no such store", hint="Name one")] * 100
+        documents.engine("photos", "a")
+        while not documents.agent.failures:
+            await asyncio.sleep(0.001)
+        failure = documents.agent.failures[engine_piece("photos")]
+        assert (str(failure), failure.hint) == ("no such store", "Name one")
+        documents.engine("photos", node)
+        await documents.settled()
+        assert documents.agent.failures == {}
 
     asyncio.run(run())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.service.http.test_placed import Answer
 import tidelog
 from tidelog import engine_wiring
 from tidelog.cluster.documents import EngineArguments
-from tidelog.cluster.engine_host import FOLDER, ClusterEngines, _shipping
+from tidelog.cluster.engine_host import FOLDER, ClusterEngines, Place, _shipping
 from tidelog.cluster.joining import join, make_cluster
 from tidelog.cluster.operations import ClusterOperations
 from tidelog.cluster.runtime import Cluster
@@ -29,7 +30,10 @@ from tidelog.engine_wiring import open_engine_at, restore_directory
 from tidelog.errors import ConflictError, FencedError, InputError, NotFoundError
 from tidelog.service.node import Node
 from tidelog.service.placement import Address
+from tidelog.store.metadata.memory import MemoryMetadataStore
 from tidelog.store.metadata.open import open_metadata_store
+from tidelog.store.settings import StoreSettings
+from tidelog.store.urls import open_store
 
 LOOPBACK = Address("127.0.0.1", 0)
 NAME = "photos"
@@ -190,7 +194,10 @@ def test_engine_is_placed_served_through_any_node_and_moved_whole(tmp_path: Path
                 "elsewhere": [{"name": NAME, "node": first.name}],
             }
             assert (await nodes.ask(filled, second.url, 1, 20))[0] == 19
+            owned = [_shipping(first.node.http.engines[NAME]).owner.owned.ownership.owner.who]
             await nodes.move(second)
+            owned.append(_shipping(second.node.http.engines[NAME]).owner.owned.ownership.owner.who)
+            assert owned == [first.name, second.name]
             assert not first.has()
             await until(lambda: not (first.root / FOLDER / NAME).exists())
             assert (await nodes.ask(Answer, first.url, "GET", ENGINE)).status == 307
@@ -386,8 +393,53 @@ def test_operators_are_told_what_cannot_be(tmp_path: Path, etcd_server: EtcdServ
             agent = nodes.all[0].cluster.agent
             assert agent is not None
             await until(lambda: any("there is no engine 'maps'" in text for text in agent.failures.values()))
-            assert (await nodes.ask(Answer, nodes.all[0].url, "GET", "/v1/engines/maps")).status == 503
+            answer = await nodes.ask(Answer, nodes.all[0].url, "GET", "/v1/engines/maps")
+            assert (answer.status, answer.json["error"]) == (503, "ServerUnavailableError")
+            assert "n1 cannot open it: there is no engine 'maps'" in answer.json["detail"]
+            assert "taking it over" not in answer.json["hint"]
+            assert (await seen_failing(nodes))[0].startswith("n1: open engine: there is no engine 'maps'")
+            assert (await nodes.ask(operations.status)).failing_engines == 1
+            assert "tidelog_cluster_failing_engines 1\n" in await nodes.ask(metrics_of, nodes.all[0].url)
             await nodes.ask(operations.remove_engine, "maps")
             await until(lambda: not agent._working)
 
     run(work)
+
+
+def metrics_of(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=WAIT_SECONDS) as answer:
+        return str(answer.read().decode())
+
+
+async def seen_failing(nodes: Nodes) -> list[str]:
+    """The reasons, once there are any."""
+    while True:
+        rows = await nodes.ask(nodes.operations.engines)
+        if found := [row.reason for row in rows if row.state == "failing" and row.reason is not None]:
+            return found
+        await asyncio.sleep(0.05)
+
+
+def test_engine_of_another_kind_of_store_is_not_opened_with_the_settings_of_the_nodes(tmp_path: Path) -> None:
+    """An engine in a directory could not be served by nodes whose topics are in S3: the endpoint was not its."""
+    reached = StoreSettings(store_endpoint="http://127.0.0.1:1", store_access_key_id="a", store_fetch_bytes=1)
+    place = Place(root=tmp_path, store="s3://bucket/a", metadata="memory://", metadata_root="", lease_seconds=9)
+    service: Any = None
+    made = ClusterEngines(service, EngineConfig(object_store=reached), place, lambda name: EngineArguments())
+    directory = f"file://{tmp_path}/maps"
+    other = made._config_of(EngineArguments(store=directory)).object_store
+    assert open_store(directory, other).url == directory
+    for same in (EngineArguments(store="s3://bucket/b"), EngineArguments()):
+        assert made._config_of(same).object_store == reached
+
+
+def test_engine_whose_store_no_node_can_reach_is_not_added(tmp_path: Path) -> None:
+    """It was added, and waited for a node for ever."""
+    operations = ClusterOperations(MemoryMetadataStore(), "tidelog")
+    with pytest.raises(InputError, match="no such directory"):
+        operations.add_engine("maps", store=f"file://{tmp_path}/missing")
+    with pytest.raises(InputError, match="no node reaches it"):
+        operations.add_engine("maps", store="memory://")
+    operations.add_engine("maps", store=f"file://{tmp_path}")
+    assert [(one.name, one.state, one.node) for one in operations.engines()] == [("maps", "unassigned", None)]
+    assert not (tmp_path / "missing").exists()

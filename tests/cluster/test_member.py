@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import msgspec
 import pytest
@@ -21,7 +22,14 @@ from tidelog.cluster.documents import (
 from tidelog.cluster.leader import read_loads
 from tidelog.cluster.member import Identity, Member, changed_drain
 from tidelog.cluster.operations import ClusterOperations
-from tidelog.errors import ConfigError, HeldError, LeaseLostError, StoreUnavailableError
+from tidelog.errors import (
+    ConfigError,
+    HeldError,
+    InputError,
+    LeaseLostError,
+    NotFoundError,
+    StoreUnavailableError,
+)
 from tidelog.service.cluster_control import NodeLoad, NodeTail, Unshipped
 from tidelog.store.document import encode_json
 from tidelog.store.keys import DEFAULT_ROOT, ClusterKeys
@@ -254,7 +262,7 @@ def test_draining_is_remembered_of_known_nodes_only(etcd: MemoryMetadataStore, c
     """Alive or not; the state of every node says so."""
     one = member(etcd, clock, "a")
     one.join()
-    with pytest.raises(ConfigError, match="never had a node b"):
+    with pytest.raises(NotFoundError, match="no node b"):
         changed_drain(etcd, KEYS, "b", is_draining=True)
     assert changed_drain(etcd, KEYS, "a", is_draining=True)
     assert not changed_drain(etcd, KEYS, "a", is_draining=True)
@@ -263,3 +271,47 @@ def test_draining_is_remembered_of_known_nodes_only(etcd: MemoryMetadataStore, c
     assert changes is not None
     state.apply(changes)
     assert (state.is_draining("a"), state.is_usable("a")) == (True, False)
+
+
+def test_node_that_nobody_can_take_over_from_is_not_drained(etcd: MemoryMetadataStore, clock: ManualClock) -> None:
+    """It was, and the command waited for what could not happen."""
+    operations = ClusterOperations(etcd, DEFAULT_ROOT)
+    for name in ("a", "b"):
+        member(etcd, clock, name).join()
+    assert operations.drain("a")
+    for _ in range(2):
+        with pytest.raises(InputError, match="no other node can take what b has"):
+            operations.drain("b")
+    assert not operations.drain("a")
+    assert not operations.state().is_draining("b")
+    with pytest.raises(NotFoundError, match="no node c"):
+        operations.drain("c")
+    clock.advance(100)
+    assert operations.drain("b"), "one that is gone has nothing to hand over"
+
+
+class SilentMetadata(DelegatingMetadata):
+    """One that does not answer."""
+
+    def __init__(self, inner: MemoryMetadataStore) -> None:
+        super().__init__(inner)
+        self.answers = Event()
+
+    def get(self, key: str) -> Entry | None:
+        self.answers.wait()
+        return super().get(key)
+
+
+def test_operators_hear_soon_that_etcd_does_not_answer(
+    etcd: MemoryMetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They waited for longer than their tools do, and learned nothing."""
+    monkeypatch.setattr("tidelog.cluster.operations._ANSWER_SECONDS", 0.01)
+    silent = SilentMetadata(etcd)
+    operations = ClusterOperations(silent, DEFAULT_ROOT)
+    for look in (operations.status, operations.nodes, operations.topics, operations.engines, operations.plan):
+        with pytest.raises(StoreUnavailableError, match=r"memory://.* gave no answer within"):
+            look()
+    silent.answers.set()
+    monkeypatch.undo()
+    assert operations.status().nodes == 0

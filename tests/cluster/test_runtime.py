@@ -13,16 +13,18 @@ import pytest
 from tests.cluster.test_agent import FakeHost
 
 from tidelog.clock import SystemClock
+from tidelog.cluster.failures import Failures
 from tidelog.cluster.leader import TopicSeen
 from tidelog.cluster.member import Identity, Member
 from tidelog.cluster.operations import ClusterOperations
-from tidelog.cluster.runtime import Cluster
+from tidelog.cluster.runtime import Cluster, _LoadWatch
 from tidelog.errors import ConfigError, ConflictError, HeldError, InputError, NotFoundError, ServerUnavailableError
 from tidelog.service.cluster_control import NodeLoad, NodeTail, Unshipped
 from tidelog.store.document import encode_json
 from tidelog.store.keys import DEFAULT_ROOT, ClusterKeys
 from tidelog.store.metadata.base import Entry
 from tidelog.store.metadata.memory import MemoryMetadataStore
+from tidelog.store.metadata.watch import Changes, Watch
 from tidelog.topics.names import TopicName
 
 ORDERS = TopicName("shop", "orders")
@@ -376,3 +378,27 @@ def test_topics_of_the_time_before_the_cluster_are_adopted() -> None:
         await node.stop()
 
     run(work)
+
+
+class _ClosedWhileItSpeaks(Watch):
+    """A watch that is closed by another thread while it has something to say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_ended = False
+
+    def next(self, timeout_seconds: float) -> Changes | None:
+        self.close()
+        return Changes(True, {})
+
+    def end(self) -> None:
+        self.has_ended = True
+
+
+def test_leader_that_leads_no_more_gives_back_what_it_followed_the_loads_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss prevented: the connection of its stream stayed open until the collection of garbage came by."""
+    etcd, watch = MemoryMetadataStore(), _ClosedWhileItSpeaks()
+    monkeypatch.setattr(etcd, "watch", lambda prefix: watch)
+    follower = _LoadWatch(etcd, "loads/", Failures())
+    follower.thread.join(WAIT_SECONDS)
+    assert (watch.is_closed, watch.has_ended) == (True, True)

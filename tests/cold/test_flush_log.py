@@ -238,20 +238,22 @@ def test_durability_shipped_needs_a_store(tmp_path: Path) -> None:
         log.topic(NAME, durability="synced")
 
 
+@pytest.mark.parametrize("what", ["objects", "metadata"])
 def test_waiters_get_the_error_of_the_store(
-    opened: Callable[[str], LogDirectory], monkeypatch: pytest.MonkeyPatch
+    opened: Callable[[str], LogDirectory], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """The message is on the disk, and flushed when the store answers again."""
+    """Of either store. The message is on the disk, and flushed when the store answers again."""
     topic = opened("a").topic(NAME)
-    _, objects = stores(topic)
-    put, is_away = objects.put, True
+    metadata, objects = stores(topic)
+    place, name = (objects, "put") if what == "objects" else (metadata, "commit")
+    work, is_away = getattr(place, name), True
 
-    def fail(key: str, data: bytes) -> str:
+    def fail(*arguments: Any) -> Any:
         if is_away:
             raise StoreUnavailableError("out of reach")
-        return put(key, data)
+        return work(*arguments)
 
-    monkeypatch.setattr(objects, "put", fail)
+    monkeypatch.setattr(place, name, fail)
     with pytest.raises(StoreUnavailableError):
         topic.append(b"first", sync=True)
     is_away = False

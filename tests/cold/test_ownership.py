@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from tests.cold.published import KEYS, KINDS, LOG_ID, lease_of
@@ -11,7 +12,7 @@ from tests.log.workbench import Threads
 
 from tidelog.cold.catalog import Catalog, EpochFloor, Owner
 from tidelog.cold.ownership import Ownership, claim_topic, give_back_unknown_claim, new_claim
-from tidelog.errors import ConflictError, DataError, FencedError, StoreUnavailableError
+from tidelog.errors import ConflictError, DataError, FencedError, HeldError, StoreUnavailableError
 from tidelog.store.document import Step, encode_json
 from tidelog.store.keys import FlushSource
 from tidelog.store.metadata.base import Check, Delete, Put, Write
@@ -68,6 +69,19 @@ def test_the_second_claim_fences_the_first(stores: Stores) -> None:
     entry = stores.metadata.get(KEY)
     assert entry is not None
     assert entry.value == b"mine"
+
+
+def test_owner_of_a_cluster_is_called_by_its_name_there(stores: Stores) -> None:
+    """Operators were told of a directory's id that no command of theirs lists."""
+    first = claim(stores, "a")
+    lease = lease_of(stores.metadata, stores.clock, "vm-4299b198")
+    lease.node_name = "n2"
+    claim_topic(stores.catalog, stores.catalog.owner(), lease, stores.clock, new_claim())
+    with pytest.raises(FencedError, match=r"taken over by node n2 \(epoch 2\)"):
+        first.verify()
+    other = lease_of(stores.metadata, stores.clock, "b")
+    with pytest.raises(HeldError, match="the topic is open on n2 "):
+        other.refuse_held(owner_of(stores), "topic", Path("."))
 
 
 def test_a_claim_whose_answer_was_lost_can_be_given_back(stores: Stores) -> None:

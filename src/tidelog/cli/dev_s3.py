@@ -116,7 +116,9 @@ _LOG_BYTES = 16 << 20
 class SeaweedDirectory:
     """Created if absent. Only its owner can read its files."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, option: str = "--data") -> None:
+        """`option` names another one."""
+        self._option = option
         self.path = path.absolute()
         self.config = self.path / "s3.json"
         self.log = self.path / "seaweedfs.log"
@@ -167,7 +169,7 @@ class SeaweedDirectory:
         except BlockingIOError:
             owner = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
             os.close(descriptor)
-            hint = "Stop it, or name another directory with --data"
+            hint = f"Stop it, or name another directory with {self._option}"
             raise RetryError(f"{self.path} is used by another server (process {owner or '?'})", hint=hint) from None
         return descriptor
 
@@ -222,10 +224,17 @@ class SeaweedServer:
     """
 
     def __init__(
-        self, directory: Path, *, bucket: str = DEFAULT_BUCKET, port: int | None = None, keys: S3Keys | None = None
+        self,
+        directory: Path,
+        *,
+        bucket: str = DEFAULT_BUCKET,
+        port: int | None = None,
+        keys: S3Keys | None = None,
+        option: str = "--data",
     ) -> None:
+        """`option` is that of the command line for the directory."""
         self.bucket = check_bucket(bucket)
-        self.directory = SeaweedDirectory(directory)
+        self.directory = SeaweedDirectory(directory, option)
         self.keys = self.directory.keys(keys)
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None

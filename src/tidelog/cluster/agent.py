@@ -133,7 +133,7 @@ class Agent:
         self._room = {True: asyncio.Semaphore(_AT_ONCE), False: asyncio.Semaphore(_AT_ONCE)}
         self._is_over = False
         self.on_progress: Callable[[], None] = lambda: None
-        """Called when something was opened or released, or is to be."""
+        """Called when something was opened or released, is to be, or could not be."""
 
     @property
     def opening(self) -> int:
@@ -183,10 +183,12 @@ class Agent:
                 await asyncio.sleep(jittered(HELD_SECONDS))
             except Exception as error:  # noqa: BLE001 - a disk, too, raises what it likes
                 self.failures.add(piece, f"{piece} cannot be {'opened' if opens else 'released'}", error)
+                self.on_progress()
                 await asyncio.sleep(jittered(pause_seconds))
                 pause_seconds = min(pause_seconds * 2, _LONGEST_PAUSE_SECONDS)
             else:
                 self.failures.pop(piece, None)
+        self.failures.pop(piece, None)  # it may not be this node's to open any more
 
     async def _change(self, piece: Piece, opens: bool) -> None:
         await self._call(piece, opens)

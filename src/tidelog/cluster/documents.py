@@ -181,6 +181,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     engine: str = ""
 
     @property
+    def is_of_slot(self) -> bool:
+        """A share of the coordinators of groups and transactions: 64 of them follow the nodes, and hide the rest."""
+        return self.slot >= 0
+
+    @property
     def subject(self) -> str:
         """What it is about, for people."""
         if self.topic:

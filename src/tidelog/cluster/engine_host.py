@@ -13,6 +13,7 @@ Invariants
   is what its store has. It is on the disk of that node, too, and is set aside there, not deleted.
 - An engine that is lost (fenced, failed, or its restore failed, with whatever error) is closed, and the agent is told:
   it opens it again if it is still this node's. None stays `restoring` that nobody restores.
+- An engine that cannot be opened or restored says why (`failures` here, and those of the agent) until it can.
 - Everything but `_open` and `_close` runs in the event loop.
 """
 
@@ -42,6 +43,7 @@ from tidelog.service.cluster_control import Unshipped
 from tidelog.service.http.service import Service
 from tidelog.store.metadata.open import BUCKET
 from tidelog.store.scheduler import in_store_thread
+from tidelog.store.urls import settings_beside
 
 _logger = logging.getLogger("tidelog.cluster")
 FOLDER = ".engines"
@@ -58,6 +60,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     metadata: str
     metadata_root: str
     lease_seconds: float
+    node_name: str = ""
 
 
 class ClusterEngines:
@@ -82,6 +85,8 @@ class ClusterEngines:
         self._finishing: dict[str, asyncio.Task[None]] = {}
         self._looking: asyncio.Task[None] | None = None
         self._failures = Failures[str]()
+        self.failures = Failures[str]()
+        """Restores that are tried again, by engine."""
         self.lost: Callable[[str], None] = lambda name: None
 
     # Opening
@@ -104,27 +109,29 @@ class ClusterEngines:
         """In a thread."""
         directory, arguments = self._directory(name), self._arguments(name)
         config = self._config_of(arguments)
-        there = arguments.name or name
+        there, node_name = arguments.name or name, self._place.node_name
         if self._may_go_on(directory):
             try:
-                return _claimed(open_engine_at(directory, config, name=there))
+                return _claimed(open_engine_at(directory, config, name=there, node_name=node_name))
             except FencedError as error:
                 _logger.info("the engine %s is restored: %s", name, error)
                 self._set_aside(directory)
         try:
-            return restore_lazily_at(directory, config, name=there)
+            return restore_lazily_at(directory, config, name=there, node_name=node_name)
         except NotFoundError:
             if arguments.must_exist:
                 raise
             self._clear(directory)
-            return _claimed(open_engine_at(directory, config, name=there))
+            return _claimed(open_engine_at(directory, config, name=there, node_name=node_name))
 
     def _directory(self, name: str) -> Path:
         return self._place.root / FOLDER / name
 
     def _config_of(self, arguments: EngineArguments) -> EngineConfig:
-        place, own = self._place, self._config.storage_engine
+        place, own, reached = self._place, self._config.storage_engine, self._config.object_store
         is_elsewhere = arguments.store is not None
+        if arguments.store is not None:
+            reached = settings_beside(place.store, arguments.store, reached)
         settings = msgspec.structs.replace(
             own,
             metadata=(arguments.metadata or BUCKET) if is_elsewhere else place.metadata,
@@ -135,6 +142,7 @@ class ClusterEngines:
             dir=None,
             store=arguments.store or place.store,
             lease_seconds=min(self._config.lease_seconds, place.lease_seconds),
+            object_store=reached,
             storage_engine=settings,
         )
 
@@ -167,9 +175,10 @@ class ClusterEngines:
             engine = await restoring.wait_async()
             await in_store_thread(_verify, engine)
         except Exception as error:  # noqa: BLE001 - a disk, too, raises what it likes
-            self._failures.add(name, f"the engine {name} was not restored", error)
+            self.failures.add(name, f"the engine {name} was not restored", error)
             await self._give_up(name)
             return
+        self.failures.pop(name, None)
         self._service.restoring.pop(name, None)
         self._serve(name, engine)
         _logger.info("the engine %s is restored, at seq %d", name, engine.applied_seq)
@@ -179,6 +188,7 @@ class ClusterEngines:
     async def release_engine(self, name: str) -> None:
         """Ships what it may, and closes it so that another node may restore it at once."""
         finishing = self._finishing.pop(name, None)
+        self.failures.pop(name, None)
         engine = self._open_here.get(name)
         if engine is None:
             if finishing is not None:

@@ -2,7 +2,8 @@
 
 Invariants
 - A failure is said when it begins, and when it becomes another one; not each time it is tried again.
-- It is known here, by what failed, until that has succeeded: `len` is a metric of the node.
+- It is known here, by what failed, until that has succeeded or is not to be done any more: `len` is a metric of the
+  node.
 - Nothing but a cancelled task ends a loop whose steps are `step`s. What nobody foresaw is said with its traceback.
 """
 
@@ -32,22 +33,39 @@ class Step:
         return self.pause_seconds > 0
 
 
-class Failures(dict[Key, str]):
+class Failure(str):
+    """The message of an error. `hint` is what to do about it, `told` is all of it, for operators. Clients are told of
+    what `is_foreseen` only."""
+
+    told: str
+    hint: str
+    is_foreseen: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        foreseen = error if isinstance(error, TidelogError) else None
+        made = cls(f"{type(error).__name__}: {error}" if foreseen is None else foreseen.message)
+        made.told = str(made) if foreseen is None else str(foreseen)
+        made.hint = "" if foreseen is None or foreseen.hint is None else foreseen.hint
+        made.is_foreseen = foreseen is not None
+        return made
+
+
+class Failures(dict[Key, Failure]):
     """By what failed, the message. Threads may share it."""
 
     def add(self, key: Key, what: str, error: Exception, level: int = logging.WARNING) -> None:
         """`what` cannot be done: it is said if that is news."""
-        is_foreseen = isinstance(error, TidelogError)
-        message = error.message if isinstance(error, TidelogError) else f"{type(error).__name__}: {error}"
-        if self.get(key) != message:
+        failure = Failure.of(error)
+        if self.get(key) != failure:
             _logger.log(
-                level if is_foreseen else logging.ERROR,
+                level if failure.is_foreseen else logging.ERROR,
                 "%s, and is tried again: %s",
                 what,
-                error if is_foreseen else message,
-                exc_info=None if is_foreseen else error,
+                error if failure.is_foreseen else failure,
+                exc_info=None if failure.is_foreseen else error,
             )
-        self[key] = message
+        self[key] = failure
 
     @contextmanager
     def step(self, key: Key, what: str, level: int = logging.WARNING) -> Iterator[Step]:

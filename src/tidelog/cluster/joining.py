@@ -21,6 +21,7 @@ from tidelog.clock import Clock
 from tidelog.cluster.agent import engine_piece
 from tidelog.cluster.documents import EngineArguments
 from tidelog.cluster.engine_host import ClusterEngines, Place
+from tidelog.cluster.failures import Failure
 from tidelog.cluster.inventory import load_key
 from tidelog.cluster.kept_tails import KeptTails
 from tidelog.cluster.leader import TopicSeen
@@ -31,7 +32,7 @@ from tidelog.cold.ownership import Ownership
 from tidelog.config import EngineConfig
 from tidelog.errors import ConfigError, FencedError, NotFoundError, TidelogError
 from tidelog.log.settings import LogStatistics
-from tidelog.service.cluster_control import Load, NodeLoad, NodeTail, Unshipped
+from tidelog.service.cluster_control import Load, NodeLoad, NodeTail, NotServed, Unshipped
 from tidelog.service.kafka.partitions import Partition
 from tidelog.service.metrics import Exposition
 from tidelog.service.node import Listening, Node
@@ -45,6 +46,8 @@ from tidelog.topics.topic import Topic
 _SMOOTHED_SECONDS = 60.0
 _MAX_PARTITIONS = 500
 """So many of the busiest partitions are reported one by one."""
+_MAX_REASON_CHARACTERS = 500
+"""Of each engine that fails: all nodes report it every few seconds."""
 _QUIET_BYTES = 1000.0
 """A partition with less a second counts as idle."""
 
@@ -76,6 +79,7 @@ def make_cluster(directory: LogDirectory, name: str | None, zone: str, version: 
     directory._tier.lease.follow(lease_seconds)  # others may open its partitions when they may have them
     own = directory._info.node
     identity = Identity(check_node_name(name or own), own, "", "", zone, version)
+    directory._tier.lease.node_name = identity.name
     member = Member(metadata, ClusterKeys(root), directory._clock, identity, lease_seconds)
     return Cluster(metadata, directory._clock, member)
 
@@ -101,8 +105,31 @@ async def join(
     node.http.sources = node.http.sources._replace(cluster=lambda exposition: write_metrics(exposition, cluster, meter))
     node.http.cluster = ClusterOperations(*directory._shared_metadata(), directory._clock)
     engines.lost = lambda name: _lost(cluster, name)
+    node.http.why_not_served = lambda name: _why_not_served(cluster, engines, name)
     await cluster.join(_Host(node), engines)
     return engines
+
+
+def failing_engines(cluster: Cluster, engines: ClusterEngines) -> dict[str, Failure]:
+    """Those that cannot be opened here, restored or let go, and why."""
+    found = dict(engines.failures)
+    if cluster.agent is not None:
+        opening = list(cluster.agent.failures.items())
+        found |= {piece.topic.name: failure for piece, failure in opening if piece.kind == "engine"}
+    return found
+
+
+def _why_not_served(cluster: Cluster, engines: ClusterEngines, name: str) -> NotServed | None:
+    """What nobody foresaw may name files of this machine, which are not for clients."""
+    failure, node = failing_engines(cluster, engines).get(name), cluster.member.name
+    if failure is None:
+        return None
+    hint = f"`tidelog cluster engines` and the log of {node} say more; it is tried again"
+    if not failure.is_foreseen:
+        return NotServed(f"{node} cannot open it", hint)
+    return NotServed(
+        f"{node} cannot open it: {failure}", f"{failure.hint}. It is tried again" if failure.hint else hint
+    )
 
 
 def _lost(cluster: Cluster, name: str) -> None:
@@ -129,6 +156,7 @@ def _place_of(cluster: Cluster, directory: LogDirectory) -> Place:
         metadata=metadata.url,
         metadata_root=root,
         lease_seconds=cluster.member.lease_seconds,
+        node_name=cluster.member.name,
     )
 
 
@@ -255,8 +283,14 @@ class LoadMeter:
             releasing=0 if agent is None else agent.releasing,
             partitions={key: load for key, load in busy if _bytes(load) >= _QUIET_BYTES},
             engines=len(self._engines.names()),
+            failing_engines={
+                name: failure.told[:_MAX_REASON_CHARACTERS] for name, failure in self.failing_engines().items()
+            },
         )
         return load, self.tail
+
+    def failing_engines(self) -> dict[str, Failure]:
+        return failing_engines(self._cluster, self._engines)
 
     def _opened(self) -> dict[str, Partition]:
         return {
@@ -309,6 +343,8 @@ def write_metrics(exposition: Exposition, cluster: Cluster, meter: LoadMeter) ->
     state, member, agent = cluster.state, cluster.member, cluster.agent
     owners = [node for placement in state.topics.values() for node in placement.partitions]
     lost = meter.tail.topics.values()
+    failing = meter.failing_engines()
+    others = [] if agent is None else [piece for piece in list(agent.failures) if piece.kind != "engine"]
     values = {
         "nodes": len(state.nodes),
         "alive": int(member.is_alive),
@@ -318,7 +354,7 @@ def write_metrics(exposition: Exposition, cluster: Cluster, meter: LoadMeter) ->
         "assigned_partitions": owners.count(member.name),
         "opening_partitions": 0 if agent is None else agent.opening,
         "releasing_partitions": 0 if agent is None else agent.releasing,
-        "failures": len(cluster.failures) + (0 if agent is None else len(agent.failures)),
+        "failures": len(cluster.failures) + len(others) + len(failing),
         "slots": state.coordinators.slots.count(member.name),
         "decisions_total": cluster.rounds.decided,
         "unshipped_messages": sum(one.messages for one in lost),
@@ -326,6 +362,7 @@ def write_metrics(exposition: Exposition, cluster: Cluster, meter: LoadMeter) ->
         "unshipped_seconds": max((one.seconds for one in lost), default=0.0),
         "assigned_engines": sum(one.node == member.name for one in state.engines.values()),
         "unassigned_engines": sum(one.node not in state.nodes for one in state.engines.values()),
+        "failing_engines": len(failing),
         "unshipped_entries": sum(one.messages for one in meter.tail.engines.values()),
         "kept_messages": sum(one.messages for one in meter.tail.kept.values()),
     }

@@ -25,7 +25,7 @@ import msgspec
 
 from tidelog.clock import Clock
 from tidelog.cluster.documents import Leader, NodeId, NodeInfo, decoded, decoded_settings, is_too_old
-from tidelog.errors import ConfigError, ConflictError, HeldError, LeaseLostError, TidelogError
+from tidelog.errors import ConfigError, ConflictError, HeldError, LeaseLostError, NotFoundError, TidelogError
 from tidelog.service.cluster_control import NodeLoad, NodeTail
 from tidelog.store.document import encode_json, retried
 from tidelog.store.keys import ClusterKeys
@@ -251,14 +251,14 @@ def _directory_of(entry: Entry | None) -> str | None:
 
 
 def changed_drain(metadata: MetadataStore, keys: ClusterKeys, node: str, *, is_draining: bool) -> bool:
-    """Marks a node as draining or not, alive or not; returns whether that is news. ConfigError for an unknown one."""
+    """Marks a node as draining or not, alive or not; returns whether that is news. NotFoundError for an unknown one."""
     key = keys.node_id(node)
 
     def change() -> bool:
         entry = metadata.get(key)
         found = decoded(entry, NodeId)
         if entry is None or found is None:
-            raise ConfigError(f"the cluster has never had a node {node}", hint="`tidelog cluster nodes` lists them")
+            raise NotFoundError(f"the cluster has no node {node}", hint="`tidelog cluster nodes` lists them")
         if found.is_draining == is_draining:
             return False
         changed = msgspec.structs.replace(found, is_draining=is_draining)

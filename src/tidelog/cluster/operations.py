@@ -36,7 +36,7 @@ from tidelog.cluster.leader import LeaderRounds, read_decisions, read_loads
 from tidelog.cluster.load_manager import Candidate, imbalance, plan
 from tidelog.cluster.member import changed_drain
 from tidelog.cluster.promotion import Promotion, plan_promotion, promote
-from tidelog.errors import ConfigError, ConflictError, InputError, NotFoundError
+from tidelog.errors import ConfigError, ConflictError, InputError, NotFoundError, StoreUnavailableError
 from tidelog.fields import read_keywords
 from tidelog.service.cluster_control import (
     ClusterEngine,
@@ -54,18 +54,47 @@ from tidelog.store.metadata.base import Check, Delete, MetadataStore, Put
 from tidelog.store.metadata.open import canonical_metadata_url
 from tidelog.store.metadata.watch import Changes
 from tidelog.store.object_store import ObjectStore
-from tidelog.store.urls import canonical_url
+from tidelog.store.scheduler import in_thread
+from tidelog.store.urls import canonical_url, is_store_directory
 from tidelog.topics.names import TopicName, parse_topic_name
 
 _POLL_SECONDS = 0.1
+_ANSWER_SECONDS = 2.0
+"""etcd answers in milliseconds, and operators look here when it does not."""
 
 
 def _no_engine(name: str) -> NotFoundError:
     return NotFoundError(f"the cluster has no engine {name[:80]}", hint="`tidelog cluster engines` lists them")
 
 
+def _check_reachable(name: str, store: str) -> None:
+    """InputError for a store that no node will ever find an engine in, as far as this machine can tell."""
+    if canonical_url(store).startswith("memory:"):
+        raise InputError(
+            "a memory:// store is gone with its process, and no node reaches it",
+            hint="Name a store that all nodes reach, such as s3://bucket/prefix",
+        )
+    if not is_store_directory(store):
+        raise InputError(
+            f"there is no engine at {store}: this machine has no such directory",
+            hint="Check the path, which is to be the same on all nodes. "
+            f"If only they have it, ask one of them: PUT /v1/cluster/engines/{name}",
+        )
+
+
 def _no_topic(name: TopicName) -> NotFoundError:
     return NotFoundError(f"the cluster has no topic {name}", hint="`tidelog cluster topics` lists them")
+
+
+def _failing_engines(state: ClusterState, loads: Mapping[str, NodeLoad]) -> dict[str, str]:
+    """Why engines are not served, as the nodes have reported it last."""
+    return {
+        name: f"{node}: {reason}"
+        for node, load in sorted(loads.items())
+        if node in state.nodes
+        for name, reason in load.failing_engines.items()
+        if name in state.engines
+    }
 
 
 def _unsaved(
@@ -113,7 +142,22 @@ class ClusterOperations:
         return promote(self._metadata, self._root, replica, self._clock)
 
     def state(self) -> ClusterState:
-        """The documents as they are now."""
+        """The documents as they are now. StoreUnavailableError soon if etcd does not answer."""
+
+        def ask() -> None:
+            self._metadata.get(self.keys.leader)
+
+        asked = in_thread(ask, "tidelog-cluster-question")
+        try:
+            asked.result(_ANSWER_SECONDS)
+        except TimeoutError:
+            raise StoreUnavailableError(
+                f"{self._metadata.url} gave no answer within {_ANSWER_SECONDS:g} s",
+                hint="Look at its members: most of them have to run. Nodes serve until their leases run out",
+            ) from None
+        return self._documents()
+
+    def _documents(self) -> ClusterState:
         state = ClusterState(self.keys)
         state.apply(Changes(True, {entry.key: entry for entry in self._metadata.range(self.keys.prefix)}))
         return state
@@ -150,13 +194,16 @@ class ClusterOperations:
         """All engines, by name."""
         state = self.state()
         unshipped = {one.engine: one.messages for one in self.restore_point(state) if one.engine and one.is_alive}
+        reasons = _failing_engines(state, self.loads())
         return [
             ClusterEngine(
                 name=name,
                 node=one.node if one.node in state.nodes else None,
+                state="failing" if name in reasons else "assigned" if one.node in state.nodes else "unassigned",
                 pin=one.pin or None,
                 store=one.arguments.store,
                 unshipped=unshipped.get(name, 0),
+                reason=reasons.get(name),
             )
             for name, one in sorted(state.engines.items())
         ]
@@ -202,6 +249,7 @@ class ClusterOperations:
             unassigned=sum(node not in state.nodes for node in owners),
             engines=len(state.engines),
             unassigned_engines=sum(one.node not in state.nodes for one in state.engines.values()),
+            failing_engines=len(_failing_engines(state, loads)),
             moving=sum(load.opening for name, load in loads.items() if name in state.nodes),
             strategy=state.settings.strategy,
             imbalance=round(imbalance(self._situation(state, loads)), 3),
@@ -308,6 +356,7 @@ class ClusterOperations:
             raise InputError("the metadata of an engine goes with its store", hint="Name both, or none of them")
         arguments = EngineArguments(must_exist=must_exist)
         if store is not None:
+            _check_reachable(name, store)
             own = None if metadata is None else canonical_metadata_url(metadata)
             arguments = EngineArguments(store=canonical_url(store), metadata=own, name=DEFAULT_ENGINE, must_exist=True)
         key, document = self.keys.engine(name), encode_json(EnginePlacement(arguments=arguments))
@@ -355,7 +404,16 @@ class ClusterOperations:
         return name
 
     def drain(self, node: str) -> bool:
-        """Moves everything off a node, and keeps it empty; returns whether that is news."""
+        """Moves everything off a node, and keeps it empty; returns whether that is news.
+
+        InputError for one that is alive, where no other node can take anything.
+        """
+        state = self.state()
+        if node in state.nodes and not any(state.is_usable(name) for name in state.nodes if name != node):
+            raise InputError(
+                f"no other node can take what {node} has: all are gone, drained or too old",
+                hint="Start or undrain another node first; to stop all of them, just stop them",
+            )
         return changed_drain(self._metadata, self.keys, node, is_draining=True)
 
     def undrain(self, node: str) -> bool:
@@ -385,7 +443,7 @@ class ClusterOperations:
     def until(self, is_so: Callable[[ClusterState], bool], seconds: float) -> bool:
         """Waits for a state of the documents; returns whether it came in time."""
         deadline = time.monotonic() + seconds
-        while not is_so(self.state()):
+        while not is_so(self._documents()):
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_POLL_SECONDS)

@@ -65,7 +65,8 @@ class _LoadWatch:
         self._guard = threading.Lock()
         self._reports = Reports()
         self._is_known = threading.Event()
-        threading.Thread(target=self._follow, name="tidelog-cluster-loads", daemon=True).start()
+        self.thread = threading.Thread(target=self._follow, name="tidelog-cluster-loads", daemon=True)
+        self.thread.start()
 
     def _follow(self) -> None:
         while not self._watch.is_closed:
@@ -76,6 +77,7 @@ class _LoadWatch:
                         self._reports.apply(changes)
                     self._is_known.set()
             time.sleep(step.pause_seconds)
+        self._watch.end()
         self._failures.pop("loads", None)
 
     def loads(self) -> dict[str, NodeLoad]:

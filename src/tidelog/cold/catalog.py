@@ -297,6 +297,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     """The owner of a topic. `log_id` is that of the topic: it stays with every claim, and binds files and objects.
 
     `flushed` stays until a later owner has flushed. `copy_of` is in a published copy alone: the metadata store's URL.
+    `node_name` is what a cluster calls the node, for people.
     """
 
     epoch: Number
@@ -308,6 +309,12 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""
     flushed: FlushSource | None = None
     copy_of: str | msgspec.UnsetType = msgspec.UNSET
+    node_name: str | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def who(self) -> str:
+        """The node, as people know it."""
+        return self.node_name or self.node
 
 
 class SealedMarker(msgspec.Struct, frozen=True, kw_only=True):

@@ -92,6 +92,8 @@ class NodeLease:
     ) -> None:
         """`ending` is what the node's other parts end with: their patience with a store is this one's too."""
         self.node = node
+        self.node_name = ""
+        """What a cluster calls this node; set before the first claim."""
         self.session = secrets.token_hex(8)
         self._metadata = metadata
         self._clock = clock
@@ -247,7 +249,7 @@ class NodeLease:
         """HeldError where a living node holds it."""
         found = self.holder(owner)
         if found is not None:
-            raise held_error(found, noun, path, self._clock)
+            raise held_error(found, noun, path, self._clock, owner.who)
 
     def _is_dead(self, found: Heartbeat) -> bool:
         if _place(found) == _place(self._first):
@@ -260,11 +262,11 @@ def _place(found: Heartbeat) -> tuple[str, ...]:
     return found.node, found.host, found.boot, found.directory
 
 
-def held_error(found: Heartbeat, noun: str, path: Path, clock: Clock) -> HeldError:
+def held_error(found: Heartbeat, noun: str, path: Path, clock: Clock, who: str) -> HeldError:
     """Names the holder, its location, and when that node was last heard of."""
     age_seconds = found.age_seconds(clock.now_us())
     return HeldError(
-        f"the {noun} is open on {found.node} (host {found.host}, directory {found.directory}, pid {found.pid}), whose "
+        f"the {noun} is open on {who} (host {found.host}, directory {found.directory}, pid {found.pid}), whose "
         f"last heartbeat is {age_seconds:.1f} s old and counts for {found.lease_seconds:g} s",
         operation="open",
         path=path,

@@ -189,7 +189,7 @@ class Ownership:
         who = (
             f"this {noun} was deleted elsewhere"
             if by is None
-            else f"this {noun} was taken over by node {by.node} (epoch {by.epoch})"
+            else f"this {noun} was taken over by node {by.who} (epoch {by.epoch})"
         )
         hint = _HINTS.get(noun, RESCUE_HINT)
         return FencedError(f"{who}; this copy (epoch {self.epoch}) can no longer ship", hint=hint)
@@ -231,6 +231,7 @@ def claim_topic(
         session=lease.session,
         log_id=previous.log_id if previous is not None else log_id or new_log_id(),
         flushed=None if previous is None or is_sealed else previous.flushed,
+        node_name=lease.node_name or msgspec.UNSET,
     )
     try:
         version = catalog.owner_document().replace(owner, None if found is None else found[1])

@@ -305,7 +305,7 @@ class Replica:
         noun = origin.keys.noun
         if found[0].epoch > origin.epoch:
             raise FencedError(
-                f"{found[0].node} went on with the replica {self.objects.url}, with epoch {found[0].epoch}",
+                f"{found[0].who} went on with the replica {self.objects.url}, with epoch {found[0].epoch}",
                 operation="replicate",
                 hint=f"It is the store of another {noun} now; take it out of the replicas of this one",
             )

@@ -524,7 +524,7 @@ def _were_a_topic(local: LocalClaim | None) -> bool:
 
 
 def _foreign_files(directory: Path, owner: Owner | None) -> InputError:
-    who = "nobody" if owner is None else owner.node
+    who = "nobody" if owner is None else owner.who
     return InputError(
         f"there are messages in this directory that were never part of this topic, which {who} owns",
         operation="open",

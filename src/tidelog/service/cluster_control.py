@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -25,6 +25,8 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Partitions whose node is not alive, or that have none."""
     engines: int
     unassigned_engines: int
+    failing_engines: int
+    """Those that their node cannot open, or another one not let go: `engines` says why."""
     moving: int
     """Partitions and engines that are being opened."""
     strategy: str
@@ -83,6 +85,15 @@ class NodeLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the busiest partitions, `namespace/topic/number`."""
     engines: int = 0
     """Engines that are open."""
+    failing_engines: dict[str, str] = {}
+    """Why engines cannot be opened here, restored or let go; all of it is tried again."""
+
+
+class NotServed(NamedTuple):
+    """Why a node cannot serve what the cluster has given to it, and what to do: as clients may hear of it."""
+
+    reason: str
+    hint: str
 
 
 class NodeTail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -130,12 +141,16 @@ class ClusterEngine(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     node: str | None
-    """Who serves it; None: nobody at the moment."""
+    """Who serves it, or is to open it; None: nobody at the moment."""
+    state: str
+    """`assigned` to a node, `failing` if that cannot open it, or `unassigned`."""
     pin: str | None
     store: str | None
     """None: that of the cluster."""
     unshipped: int
     """Entries that only the disk of its node and the orchestrator have."""
+    reason: str | None = None
+    """Why it is failing, and at which node."""
 
 
 class Unsaved(msgspec.Struct, frozen=True, kw_only=True):

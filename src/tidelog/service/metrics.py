@@ -139,6 +139,7 @@ FAMILIES: dict[str, Family] = {
     "tidelog_cluster_unshipped_seconds": Family("gauge", "Restore point: age of the oldest message on this disk only"),
     "tidelog_cluster_assigned_engines": Family("gauge", "Engines that are assigned to this node"),
     "tidelog_cluster_unassigned_engines": Family("gauge", "Engines whose node is not alive, or that have none"),
+    "tidelog_cluster_failing_engines": Family("gauge", "Engines that this node cannot open, restore or let go"),
     "tidelog_cluster_unshipped_entries": Family(
         "gauge", "Restore point: entries of engines that are on this disk only, and in the orchestrator's log"
     ),

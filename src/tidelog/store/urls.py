@@ -122,6 +122,16 @@ def open_store(
     return store
 
 
+def settings_beside(first: str, url: str, settings: StoreSettings) -> StoreSettings:
+    """Where `settings` are about the store `first`: those by which the one at `url` is opened beside it. One of another
+    kind takes none of them but its own in `replica_stores`."""
+    place = _parse(url)
+    if place.scheme == _parse(first).scheme or _own_settings(place, settings) is not None:
+        return settings
+    own = {**(settings.replica_stores or {}), place.url: StoreSettings()}
+    return msgspec.structs.replace(settings, replica_stores=own)
+
+
 def require_store_directory(url: str) -> None:
     """NotFoundError where the directory of a file:// URL is missing.
 

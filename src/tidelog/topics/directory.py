@@ -855,7 +855,7 @@ def why_not_ours(log: LogDirectory, name: str) -> str | None:
     owner = found[0]
     if catalog.sealed_by(owner) is not None:
         return f"{name} is sealed for its next owner"
-    return None if owner.node == log._info.node else f"{owner.node} owns {name}, with epoch {owner.epoch}"
+    return None if owner.node == log._info.node else f"{owner.who} owns {name}, with epoch {owner.epoch}"
 
 
 def fewer_partitions(topic: str, count: int) -> InputError:

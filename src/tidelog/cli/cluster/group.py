@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import asdict
 
-from tidelog.cli.cluster.dev import dev
+from tidelog.cli.cluster.dev import DirOption, dev
 from tidelog.cli.errors import ExitCode
 from tidelog.cli.output import Row, counted
-from tidelog.cli.session import Session, command, command_group, confirm
+from tidelog.cli.session import DirectoryOption, Session, command, command_group, confirm
 from tidelog.errors import ConfigError, InputError, NotFoundError
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The name of a
 EngineArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of the engine.")]
 WaitOption = Annotated[
     float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait until it is done; 0: not at all.")
+]
+AllOption = Annotated[
+    bool, typer.Option("--all", help="With the slots of coordinators, of groups and transactions, too.")
 ]
 _DECISIONS = ("kind", "what", "from", "to", "reason")
 _WAIT_SECONDS = 120.0
@@ -47,7 +50,7 @@ def add_to(app: typer.Typer) -> None:
         ("promote", promote),
     ]
     for name, work in commands:
-        command(group, name)(work)
+        command(group, name, DirOption if work is dev else DirectoryOption)(work)
     app.add_typer(group, name="cluster")
 
 
@@ -149,28 +152,35 @@ def plan(
     ] = None,
     lose: Annotated[list[str] | None, typer.Option("--lose", metavar="NODE", help="As if this node died.")] = None,
     balance: Annotated[bool, typer.Option("--balance", help="As if balance were asked for.")] = False,
+    shows_all: AllOption = False,
 ) -> None:
-    """Shows what the leader would decide now, and why.
+    """Shows what the leader would decide now about topics and engines, and why.
 
     Nothing is changed.
     """
     with _operations(session) as cluster:
         found = cluster.plan(drain=drain or (), lose=lose or (), balance=balance)
-    _show_decisions(session, found)
+    _show_decisions(session, [one for one in found if shows_all or not one.is_of_slot])
 
 
 def decisions(
     session: Session,
     last: Annotated[int, typer.Option("--last", metavar="N", min=1, help="So many of the newest.")] = 50,
+    shows_all: AllOption = False,
 ) -> None:
-    """Lists what the leader has decided, and why.
+    """Lists what the leader has decided about topics and engines, and why.
 
     The newest is the last.
     """
     from tidelog.clock import iso_time, to_datetime
 
     with _operations(session) as cluster:
-        found = [(rounds, decision) for rounds in cluster.decisions() for decision in rounds.decisions][-last:]
+        found = [
+            (rounds, decision)
+            for rounds in cluster.decisions()
+            for decision in rounds.decisions
+            if shows_all or not decision.is_of_slot
+        ][-last:]
     rows = [
         {"time": iso_time(to_datetime(rounds.at_us)), "leader": rounds.leader, **_decision_row(decision)}
         for rounds, decision in found
@@ -220,11 +230,12 @@ def restore_point(session: Session) -> None:
 def engines(session: Session) -> None:
     """Lists the engines, and who serves them.
 
-    `unshipped` counts the entries that their orchestrators would apply again if the node died now.
+    An engine that its node cannot open is `failing`, with the reason; it is tried again. `unshipped` counts the entries
+    that their orchestrators would apply again if the node died now.
     """
     with _operations(session) as cluster:
         rows: list[Row] = [asdict(one) for one in cluster.engines()]
-    session.output.rows(("name", "node", "pin", "store", "unshipped"), rows)
+    session.output.rows(("name", "node", "state", "pin", "store", "unshipped", "reason"), rows)
 
 
 # Asking
@@ -262,6 +273,11 @@ def remove_engine(session: Session, name: EngineArgument) -> None:
     session.output.result({"engine": name}, f"No node serves the engine {name} any more.")
 
 
+def _refuse_both(pin: bool, unpin: bool) -> None:
+    if pin and unpin:
+        raise InputError("--pin and --unpin contradict each other", hint="Give one of them")
+
+
 def move_engine(
     session: Session,
     name: EngineArgument,
@@ -275,6 +291,7 @@ def move_engine(
     The old one ships what is committed and closes it, the new one restores it from the store. What is not committed is
     applied again by the orchestrator.
     """
+    _refuse_both(pin, unpin)
     with _operations(session) as cluster:
         if unpin:
             was_pinned = cluster.unpin_engine(name)
@@ -303,6 +320,7 @@ def move(
 
     The old one ships what it has, the new one goes on. Clients follow by themselves.
     """
+    _refuse_both(pin, unpin)
     with _operations(session) as cluster:
         if unpin:
             was_pinned = cluster.unpin(topic, partition)

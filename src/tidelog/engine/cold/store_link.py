@@ -60,7 +60,7 @@ class RefuseTail:
         fenced = fenced_files(files, directory, catalog, objects, takeover.clock)
         found = catalog.owner()
         if fenced is not None or (found is not None and self._is_left_behind(takeover, found[0])):
-            who = "another node" if found is None else f"{found[0].node}, with epoch {found[0].epoch},"
+            who = "another node" if found is None else f"{found[0].who}, with epoch {found[0].epoch},"
             raise FencedError(
                 f"{who} owns the engine now, and has gone on where this directory has not",
                 path=directory,
@@ -103,7 +103,7 @@ def refuse_occupied(catalog: Catalog, objects: ObjectStore, directory: Path) -> 
     """Raises InputError if there is an engine in the store: a directory that has claimed nothing is not that one."""
     if (found := catalog.owner()) is not None:
         raise InputError(
-            f"{objects.url} already has an engine, owned by {found[0].node}, and this directory is not it",
+            f"{objects.url} already has an engine, owned by {found[0].who}, and this directory is not it",
             path=directory,
             hint=Hint(
                 "To continue that one, use its directory, or `tidelog.restore_engine` into an empty one if it is lost; "

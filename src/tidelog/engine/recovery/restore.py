@@ -180,6 +180,7 @@ class Restore:
         *,
         keys: EngineKeys,
         node: str,
+        node_name: str = "",
         settings: EngineSettings,
         files: Files,
         clock: Clock,
@@ -201,6 +202,7 @@ class Restore:
         self._metadata = metadata
         self._keys = keys
         self._node = node
+        self._node_name = node_name
         self._settings = settings
         self._files = files
         self._clock = clock
@@ -310,7 +312,7 @@ class Restore:
         """A restore that was cut off here is the same node: the lock of the directory proves that it is dead."""
         if self._files.exists(self._directory / MARKER):
             self._node = read_marker(self._files, self._directory).node or self._node
-        return NodeLease(
+        lease = NodeLease(
             self._metadata,
             self._clock,
             self._node,
@@ -319,6 +321,8 @@ class Restore:
             root=self._keys.root,
             renews_itself=self._renews_lease,
         )
+        lease.node_name = self._node_name
+        return lease
 
     def _refuse_held(self, lease: NodeLease) -> None:
         """Before anything is done: it takes long to restore an engine. The claim looks again."""

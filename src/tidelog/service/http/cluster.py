@@ -108,6 +108,8 @@ class PlanQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """These nodes died; names with commas between them."""
     balance: bool = False
     """Balance were asked for."""
+    slots: bool = False
+    """With the slots of coordinators, besides topics and engines."""
 
 
 class LastQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -115,6 +117,8 @@ class LastQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
 
     last: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 50
     """So many of the newest."""
+    slots: bool = False
+    """With the slots of coordinators, besides topics and engines."""
 
 
 class PatienceQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -209,12 +213,12 @@ async def cluster_engines(call: Call) -> ClusterEngineList:
 
 @routes.add("GET", f"{_CLUSTER}/plan", Permission.ADMIN, DecidedList, query=PlanQuery)
 async def cluster_plan(call: Call) -> DecidedList:
-    """Shows what the leader would decide now, and why. Nothing is changed."""
+    """Shows what the leader would decide now about topics and engines, and why. Nothing is changed."""
     query: PlanQuery = call.query
     found = await in_store_thread(
         _control(call).plan, drain=_names(query.drain), lose=_names(query.lose), balance=query.balance
     )
-    return DecidedList(decisions=[_decided(one) for one in found])
+    return DecidedList(decisions=[_decided(one) for one in found if call.query.slots or not one.is_of_slot])
 
 
 def _names(text: str) -> list[str]:
@@ -223,10 +227,13 @@ def _names(text: str) -> list[str]:
 
 @routes.add("GET", f"{_CLUSTER}/decisions", Permission.ADMIN, DecidedList, query=LastQuery)
 async def cluster_decisions(call: Call) -> DecidedList:
-    """Lists what the leader has decided, and why."""
+    """Lists what the leader has decided about topics and engines, and why."""
     rounds = await in_store_thread(_control(call).decisions)
-    found = [(one, decision) for one in rounds for decision in one.decisions][-call.query.last :]
-    return DecidedList(decisions=[_decided(decision, to_datetime(one.at_us), one.leader) for one, decision in found])
+    query: LastQuery = call.query
+    found = [(one, decision) for one in rounds for decision in one.decisions if query.slots or not decision.is_of_slot]
+    return DecidedList(
+        decisions=[_decided(decision, to_datetime(one.at_us), one.leader) for one, decision in found[-query.last :]]
+    )
 
 
 @routes.add("GET", f"{_CLUSTER}/restore-point", Permission.ADMIN, RestorePoint)

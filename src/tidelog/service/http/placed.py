@@ -140,7 +140,8 @@ def _check_engine(call: Call, target: str) -> None:
         return
     owner = placed[name]
     if owner is None or owner.node_id == placement.node_id:
-        raise nobody(f"the engine {name}")
+        why = None if owner is None else service.why_not_served(name)
+        raise nobody(f"the engine {name}", why)
     raise ElsewhereError(owner, target)
 
 

@@ -27,7 +27,7 @@ from tidelog.topics.names import TopicName
 if TYPE_CHECKING:
     from tidelog.engine.engine import Engine
     from tidelog.engine.restoring import RestoringEngine
-    from tidelog.service.cluster_control import ClusterControl
+    from tidelog.service.cluster_control import ClusterControl, NotServed
     from tidelog.service.http.metrics_page import Sources
     from tidelog.service.http.operations import Operations
     from tidelog.service.http.spread.others import Others
@@ -157,6 +157,8 @@ class Service:
         """Those that are served, by name."""
         self.restoring: dict[str, RestoringEngine] = {}
         """Those that can be read, and are changed once their disk is filled."""
+        self.why_not_served: Callable[[str], NotServed | None] = lambda engine: None
+        """What keeps this node from serving an engine that the cluster has given to it."""
         self.others: Others | None = None
         """The other nodes; None: there are none."""
         self.cluster: ClusterControl | None = None

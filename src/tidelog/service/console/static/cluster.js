@@ -42,7 +42,7 @@ export async function cluster(context) {
       ask("topics", {}, signal),
       ask("engines", {}, signal),
       ask("restore-point", {}, signal),
-      ask("decisions", { last: ASKED_DECISIONS }, signal),
+      ask("decisions", { last: ASKED_DECISIONS, slots: true }, signal),
     ]);
     context.worked();
     sample("cluster unshipped", status.unshipped_messages);
@@ -160,6 +160,7 @@ function enginesTable() {
     columns: [
       { key: "name", label: "Engine", class: "name", value: (row) => row.name, cell: (row) => h("a", { href: `#/engines/${encodeURIComponent(row.name)}` }, row.name) },
       { key: "node", label: "Owner", value: (row) => row.node ?? NOBODY, cell: (row) => h("span", { class: row.node ? "badge" : "badge bad" }, row.node ?? NOBODY) },
+      { key: "state", label: "State", value: (row) => row.state, cell: (row) => h("span", { class: row.state === "failing" ? "badge bad" : "", title: row.reason ?? "" }, row.state) },
       { key: "pin", label: "Pinned to", value: (row) => row.pin ?? "–" },
       { key: "store", label: "Store", value: (row) => row.store ?? "of the cluster" },
       { key: "lost", label: "Entries not shipped", number: true, value: (row) => row.unshipped, cell: (row) => count(row.unshipped) },

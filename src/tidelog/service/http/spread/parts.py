@@ -35,6 +35,7 @@ from tidelog.service.http.spread.others import PARTITIONS_HEADER, said_for
 from tidelog.service.placement import NodeAddress, NotOwnerError
 
 if TYPE_CHECKING:
+    from tidelog.service.cluster_control import NotServed
     from tidelog.service.http.call import Call, Reply
     from tidelog.service.kafka.broker import Broker, ServedTopic
 
@@ -59,12 +60,12 @@ class SpreadPlan(NamedTuple):
     parts: dict[int, tuple[tuple[int, ...], str]]
 
 
-def nobody(what: str) -> HttpError:
-    """For what no node serves at the moment."""
+def nobody(what: str, why: NotServed | None = None) -> HttpError:
+    """For what no node serves at the moment; `why` its node cannot."""
     return HttpError(
         HTTPStatus.SERVICE_UNAVAILABLE,
-        f"no node serves {what} at the moment",
-        hint="Try again: another node is taking it over",
+        f"no node serves {what} at the moment" + (f": {why.reason}" if why is not None else ""),
+        hint="Try again: another node is taking it over" if why is None else why.hint,
         error="ServerUnavailableError",
         headers=(("retry-after", str(RETRY_SECONDS)),),
     )
