@@ -362,8 +362,8 @@ def command(
     With `takes_negative_numbers` an argument may be -3; what looks like an option and is none is an argument then.
     A hidden one works, and no help shows it. `remote` is the function of `cli/remote.py` that does the same through a
     server, with --server or where the directory is served; `is_local_beside`: only with --server, because it works
-    beside the owner by itself. `takes_server`: it has --server, and uses that itself. `takes_urls`: where a directory is
-    expected it takes the URL of a store, or refuses it, by itself.
+    beside the owner by itself. `takes_server`: it has --server, and uses that itself. `takes_urls`: it takes the URL
+    of a store where a directory is expected, or refuses it by itself.
     """
 
     def register(work: Command) -> Command:
