@@ -139,7 +139,18 @@ def open_engine(
     directory = directory_of(loaded, _EXAMPLE)
     if not create:
         _require_engine(directory)
-    if (loaded.storage_engine.take_over_after_seconds is None) != (on_take_over is None):
+    _check_on_take_over(directory, loaded, is_given=on_take_over is not None, shares_store=shares_store)
+
+    def taken_over(owner: Engine) -> None:
+        if on_take_over is not None:
+            on_take_over(_caught_up(owner, orchestrator))
+
+    engine = open_engine_at(directory, loaded, take_over=take_over, shares_store=shares_store, on_take_over=taken_over)
+    return _caught_up(engine, orchestrator)
+
+
+def _check_on_take_over(directory: Path, config: EngineConfig, *, is_given: bool, shares_store: bool) -> None:
+    if (config.storage_engine.take_over_after_seconds is not None) != is_given:
         raise InputError(
             "take_over_after_seconds and on_take_over go together",
             operation="open engine",
@@ -148,13 +159,17 @@ def open_engine(
                 "Leave take_over_after_seconds out of the settings: it is for programs that hold a replica open",
             ),
         )
+    if is_given and not (shares_store or _shares_store(directory)):
+        raise InputError(
+            "on_take_over is for a replica that shares its store, and this engine has its own, or none",
+            operation="open engine",
+            hint="Open it with shares_store=True, or leave take_over_after_seconds and on_take_over out",
+        )
 
-    def taken_over(owner: Engine) -> None:
-        if on_take_over is not None:
-            on_take_over(_caught_up(owner, orchestrator))
 
-    engine = open_engine_at(directory, loaded, take_over=take_over, shares_store=shares_store, on_take_over=taken_over)
-    return _caught_up(engine, orchestrator)
+def _shares_store(directory: Path) -> bool:
+    known = remembered(LocalFiles(), directory)
+    return known is not None and known.shares_store
 
 
 class _OpensInTask(Protocol):
@@ -402,6 +417,15 @@ def _require_engine(directory: Path) -> None:
         )
 
 
+def _require_store(directory: Path, store: str | None) -> None:
+    if store is None:
+        raise ConfigError(
+            "shares_store is for replicas of one store, and this engine has none",
+            path=directory,
+            hint=Hint("Name the store with store=...", "Name the store with --store"),
+        )
+
+
 def open_engine_at(
     directory: Path,
     config: EngineConfig,
@@ -426,7 +450,9 @@ def open_engine_at(
     check_replicas(store or MEMORY, settings.replicas)
     answers_by = clock.monotonic() + settings.open_store_wait_seconds
     shares_store = shares_store or (known is not None and known.shares_store)
-    if not shares_store:
+    if shares_store:
+        _require_store(directory, store)
+    else:
         _refuse_wrong_store(files, directory, config, name)
     info = settled(files, directory, _store_url(config), _metadata_url(config), settings.metadata_root, name)
     if shares_store and not info.shares_store:

@@ -249,6 +249,11 @@ def test_store_that_is_named_is_read_whatever_the_working_directory_has(cli: Cli
             found = cli("engine", *command, *named)
             assert (found.code, found.err) == (0, ""), command
             assert found.out.replace(b"cold", b"hot") == expected.out.replace(b"cold", b"hot")
+        for before in (["-d", other], ["--dir", "engine", "-d", other]):
+            found = cli(*before, "engine", *command)
+            assert (found.code, found.err) == (0, ""), command
+            assert found.out.replace(b"cold", b"hot") == expected.out.replace(b"cold", b"hot")
+        assert cli("-d", other, "engine", *command, "-d", "second").out == expected.out  # the later one wins
     assert cli("engine", "digest", other).out == cli("engine", "digest", "second").out
     assert cli("engine", "get", "b", "k7", "--store", store).out == here  # its own: what is not shipped is there, too
     assert cli("engine", "ls", "b", "--store", store, "--json").out == cli("engine", "ls", "b", "--json").out
@@ -264,8 +269,15 @@ def test_url_of_a_store_is_no_directory_of_an_engine(cli: Cli, store: str, tmp_p
         assert (refused.code, "--store" in refused.err) == (2, True), command
     refused = cli("engine", "ls", "-d", store, "--store", f"{store}-other")
     assert (refused.code, "two stores" in refused.err) == (2, True)
-    refused = cli("engine", "digest", "s3://key:secret@bucket/engine")
-    assert (refused.code, "secret" in refused.err) == (2, False)
+    for command in (
+        ["engine", "digest", "s3://key:secret@bucket/engine"],
+        ["-d", "s3://key:secret@b/e", "engine", "ls"],
+    ):
+        refused = cli(*command)
+        assert (refused.code, "secret" in refused.err) == (2, False)
+    for command in (["engine", "ship"], ["topic", "list"], ["verify"]):
+        refused = cli("-d", store, *command)
+        assert (refused.code, "is a store, and this needs" in refused.err) == (2, True), command
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 

@@ -56,6 +56,13 @@ def test_refusals_have_the_classes_of_the_library(engine: RemoteEngine) -> None:
     assert engine.applied_seq == 5
 
 
+def test_seq_that_is_none_is_refused_before_anything_is_sent(engine: RemoteEngine) -> None:
+    """Text, and what is no seq of an entry."""
+    for wrong in ("a", 0, None, True):
+        with pytest.raises(tidelog.InputError, match="seq must be a whole number from 1"):
+            engine.apply(wrong, CreateBucket("c"))  # type: ignore[arg-type]
+
+
 def test_scan_over_many_pages_is_one_state(engine: RemoteEngine) -> None:
     """A scan shows the state of its seq, in both directions, and a listing the same keys."""
     keys = [f"k{number:05}" for number in range(2500)]

@@ -165,3 +165,54 @@ def test_topics_and_engines_do_not_share_a_directory(tmp_path: Path) -> None:
         tidelog.open(tmp_path / "engine")
     assert not (tmp_path / "topics" / "engine.json").exists()
     assert not (tmp_path / "engine" / "tidelog.json").exists()
+
+
+@pytest.mark.parametrize("what", ["prefix", "start", "end"])
+@pytest.mark.parametrize("wrong", [5, b"b", "\ud800"])
+def test_bound_of_a_scan_that_is_no_text_is_named(engine: Engine, what: str, wrong: Any) -> None:
+    """By its own name: it is not the name of a key."""
+    with pytest.raises(InputError, match=rf"^{what} "):
+        engine.scan("b", **{what: wrong})
+
+
+def test_arguments_of_listings_and_changes_that_are_no_text_are_named(engine: Engine) -> None:
+    """Each by its own name."""
+    wrong: Any = 5
+    for what in ("prefix", "start_after", "delimiter"):
+        with pytest.raises(InputError, match=rf"^{what} must be str, not int"):
+            engine.list_objects("b", **{what: wrong})
+    with pytest.raises(InputError, match=r"^prefix must be str, not int"):
+        engine.changes(prefix=wrong)
+    with pytest.raises(InputError, match=r"^prefix must be str, not int"):
+        engine.prefetch("b", wrong)
+
+
+def test_checksum_of_what_is_no_data_is_refused() -> None:
+    """Bytes of any kind have one; text and numbers have none."""
+    assert tidelog.object_crc(b"abc") == tidelog.object_crc(bytearray(b"abc")) == tidelog.object_crc(memoryview(b"abc"))
+    for wrong in ("x", 5, None):
+        with pytest.raises(InputError, match="data must be bytes"):
+            tidelog.object_crc(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="metadata"):
+        tidelog.object_crc(b"", [])  # type: ignore[arg-type]
+
+
+def test_options_of_a_shared_store_need_one(tmp_path: Path) -> None:
+    """They were taken without a store, and never did anything; nothing is made where they are refused."""
+    with pytest.raises(ConfigError, match="shares_store is for replicas of one store"):
+        tidelog.open_engine(tmp_path / "e", shares_store=True)
+    with pytest.raises(InputError, match="on_take_over is for a replica that shares its store"):
+        tidelog.open_engine(
+            tmp_path / "e",
+            store=f"file://{tmp_path}/store",
+            take_over_after_seconds=5,
+            on_take_over=lambda owner: owner.close(),
+        )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("url", [["http://127.0.0.1:1"], 5, None])
+def test_address_of_a_server_that_is_no_text_is_refused(url: Any) -> None:
+    """A list of addresses is none: one is enough."""
+    with pytest.raises(InputError, match="the address of a server must be str"):
+        tidelog.connect(url)

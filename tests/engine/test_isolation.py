@@ -10,15 +10,16 @@ from threading import Condition, Event, Semaphore
 from typing import Any
 
 import pytest
-from tests.engine.stations import EngineNode, new_store
+from tests.engine.stations import KEYS, EngineNode, new_store
 from tests.log.workbench import LIMIT_SECONDS
 
 import tidelog
 from tidelog import engine_wiring
-from tidelog.cold.catalog import Descriptor
+from tidelog.cold.catalog import Catalog, Descriptor
 from tidelog.cold.fetch import ColdReadCounters, Fetcher, FetchSettings, Neighbours, Window
-from tidelog.engine.cold.log_objects import CheckedHeaders
+from tidelog.engine.cold.log_objects import CheckedHeaders, ColdObjects
 from tidelog.engine.entry import CreateBucket, PutObject
+from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.store.scheduler import DaemonPool
 from tidelog.testing import FaultyStore
 
@@ -282,3 +283,46 @@ def test_many_cold_reads_at_once_read_the_header_of_an_object_once(
         hanging.end()
         assert all(one.result(LIMIT_SECONDS).data == b"c" * 500 for one in reads)
         assert len(checked) == len(set(checked)) > 0
+
+
+def test_many_cold_reads_at_once_ask_the_catalog_once_for_each_object(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hundred first reads asked for as many descriptors, of a few objects."""
+    with EngineNode(new_store()).open() as node, ThreadPoolExecutor(len(COLD_KEYS)) as pool:
+        for _ in range(3):
+            node.apply(20)
+            node.ship_all()
+        assert isinstance(node.objects, FaultyStore)
+        metadata = BucketMetadataStore(node.objects, read_only=True)
+        shipped = list(Catalog(metadata, KEYS).walk(1))
+        keys = [KEYS.descriptor(one.start_offset) for one in shipped]
+        assert len(keys) == 3
+        lsns = [lsn for one in shipped for lsn in (one.start_offset, one.start_offset + 1, one.end_offset)]
+        objects, coming = ColdObjects(Catalog(metadata, KEYS)), Semaphore(0)
+        asked: list[str] = []
+
+        def on_request(operation: str, key: str) -> None:
+            if key in keys:
+                asked.append(key)
+                hanging(operation, key)
+
+        node.objects.on_request = on_request
+        nearest_start = Catalog.nearest_start
+
+        def reached(catalog: Catalog, offset: int) -> int | None:
+            start = nearest_start(catalog, offset)
+            coming.release()
+            return start
+
+        monkeypatch.setattr(Catalog, "nearest_start", reached)
+        finds = [pool.submit(objects.find_kept, lsn) for lsn in lsns]
+        for _ in finds:
+            assert coming.acquire(timeout=LIMIT_SECONDS)
+        try:
+            hanging.wait_for(len(shipped))
+        finally:
+            hanging.end()
+        found = [one.result(LIMIT_SECONDS) for one in finds]
+        assert [one and one.descriptor for one in found] == [one for one in shipped for _ in range(3)]
+        assert sorted(asked) == sorted(keys)

@@ -100,8 +100,10 @@ def test_lazy_restore_answers_reads_before_the_disk_is_filled(lost: Lost, held: 
         before = list(restoring.scan(bucket, with_values=True))
         begun = restoring.scan(bucket, with_values=True)
         first = next(begun, None)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(TimeoutError, match="the disk is not filled after 0 seconds"):
             restoring.wait(0)
+        with pytest.raises(InputError, match="timeout must be a number of seconds"):
+            restoring.wait("x")
         held.may_go_on.set()
         engine = restoring.wait(LIMIT_SECONDS)
         assert engine is restoring._current

@@ -20,10 +20,10 @@ from tidelog.cli.main import asks_for_json
 from tidelog.cli.session import (
     ConfigOption,
     DebugOption,
-    DirectoryOption,
     Failure,
     JsonOption,
     MetadataOption,
+    PlaceOption,
     Session,
     StoreOption,
     report,
@@ -87,7 +87,7 @@ def _print_version(wanted: bool) -> None:
 
 def options(
     context: typer.Context,
-    directory: DirectoryOption = None,
+    directory: PlaceOption = None,
     config_file: ConfigOption = None,
     store: StoreOption = None,
     metadata: MetadataOption = None,
@@ -102,7 +102,8 @@ def options(
     Results go to stdout as a table, as tab-separated text in a pipe, or as JSON with --json; everything else goes to
     stderr. The options below may also follow the command.
     """
-    context.obj = Session(directory, config_file, as_json, debug, store, metadata)
+    given = Session(None, config_file, as_json, debug, store, metadata)
+    context.obj = given if directory is None else given.at_place(directory)
 
 
 def _parser_for(arguments: Sequence[str]) -> Callable[..., Any]:

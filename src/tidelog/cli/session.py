@@ -103,17 +103,14 @@ DEFAULT_DIRECTORY = "data"
 # As many as a subscription delivers without an acknowledgement.
 _PREFETCH = 10_000
 
+_DIRECTORY_HELP = "The log directory [default: TIDELOG_DIR, the settings, ./data]."
 DirectoryOption = Annotated[
     Path | None,
     # Whether it can be read is for the log to say: its errors come with a hint.
-    typer.Option(
-        "--dir",
-        "-d",
-        metavar="DIR",
-        readable=False,
-        help="The log directory [default: TIDELOG_DIR, the settings, ./data].",
-    ),
+    typer.Option("--dir", "-d", metavar="DIR", readable=False, help=_DIRECTORY_HELP),
 ]
+# Before the command it is text: for some commands it may be the URL of a store.
+PlaceOption = Annotated[str | None, typer.Option("--dir", "-d", metavar="DIR", help=_DIRECTORY_HELP)]
 ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", "-c", metavar="FILE", readable=False, help="Settings in TOML [default: TIDELOG_CONFIG]."),
@@ -197,9 +194,19 @@ class Session:
 
                 canonical_url(url)
 
+    def refuse_url(self, needed: str) -> None:
+        """InputError for the URL of a store where a directory is needed."""
+        if self.place_url is not None:
+            raise InputError(
+                f"{self.place_url} is a store, and this needs {needed}",
+                hint="Name the directory with --dir, and the store with --store",
+            )
+
     def at_place(self, place: str) -> Session:
         """The same about another directory; or about a store, where that is what was named."""
-        return replace(self, place_url=place) if "://" in place else replace(self, directory=Path(place))
+        if "://" in place:
+            return replace(self, place_url=place, directory=None)
+        return replace(self, directory=Path(place), place_url=None)
 
     def at_root(self, root: str) -> Session:
         """The same with the --root of a job, so that a command in a hint is about that place."""
@@ -348,13 +355,15 @@ def command(
     remote: str | None = None,
     is_local_beside: bool = False,
     takes_server: bool = False,
+    takes_urls: bool = False,
 ) -> Callable[[Command], Command]:
     """Registers a function whose first parameter is the session and whose others are its own options.
 
     With `takes_negative_numbers` an argument may be -3; what looks like an option and is none is an argument then.
     A hidden one works, and no help shows it. `remote` is the function of `cli/remote.py` that does the same through a
     server, with --server or where the directory is served; `is_local_beside`: only with --server, because it works
-    beside the owner by itself. `takes_server`: it has --server, and uses that itself.
+    beside the owner by itself. `takes_server`: it has --server, and uses that itself. `takes_urls`: it takes the URL
+    of a store where a directory is expected, or refuses it by itself.
     """
 
     def register(work: Command) -> Command:
@@ -381,7 +390,7 @@ def command(
             if isinstance(own.get("root"), str):
                 session = session.at_root(own["root"])
             chosen = _where_it_is_done(work, remote, is_local_beside)
-            code = run_reporting(lambda: _run_shown(chosen, session, own), session)
+            code = run_reporting(lambda: _run_shown(chosen, session, own, takes_urls=takes_urls), session)
             if code:
                 raise typer.Exit(code)
 
@@ -394,8 +403,10 @@ def command(
     return register
 
 
-def _run_shown(work: Callable[..., None], session: Session, own: dict[str, Any]) -> None:
+def _run_shown(work: Callable[..., None], session: Session, own: dict[str, Any], *, takes_urls: bool) -> None:
     session.refuse_secrets()
+    if not takes_urls:
+        session.refuse_url("a log directory")
     with shown_warnings():
         work(session, **own)
 

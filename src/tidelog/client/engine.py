@@ -141,6 +141,12 @@ async def _pieces(put: PutObject) -> AsyncIterator[bytes]:
         yield bytes(piece)
 
 
+def _checked_seq(seq: object) -> int:
+    if type(seq) is not int or seq < 1:
+        raise InputError(f"seq must be a whole number from 1 to 2**64 - 1, not {seq!r}")
+    return seq
+
+
 class RemoteEngine:
     """An engine of a server; `client.engine(name)` makes it. Entries are those of `tidelog.open_engine`'s."""
 
@@ -208,7 +214,7 @@ class RemoteEngine:
         """Applies entries in order, with one sync. ConflictError when another node serves the engine since, and its
         store has less than this client has seen applied: go on after `applied_seq`.
         """
-        given = [(seq, _sendable(entry)) for seq, entry in entries]
+        given = [(_checked_seq(seq), _sendable(entry)) for seq, entry in entries]
         if not given:
             return []
         streams = [entry for _, entry in given if isinstance(entry, PutObject) and not isinstance(entry.data, bytes)]

@@ -105,6 +105,11 @@ class _Nodes(msgspec.Struct):
 
 def parse_server(url: str) -> Server:
     """`http://host:port`, `https://host` or `unix:///path/to/socket`."""
+    if not isinstance(url, str):
+        raise InputError(
+            f"the address of a server must be str, not {type(url).__name__}",
+            hint="Name one server; a cluster's tells where the others are",
+        )
     parts = urlsplit(url)
     try:
         port = parts.port

@@ -424,11 +424,7 @@ class KnownStarts:
     def floor(self, catalog: Catalog, offset: int) -> Descriptor | None:
         """The last descriptor that begins at an offset or before it."""
         # Most offsets are in a known one. Those who ask for several of them do not wait for each other.
-        with self._guard:
-            if not self._starts:
-                self._starts = catalog.named_starts()
-            index = bisect_right(self._starts, offset) - 1
-            start = self._starts[index] if index >= 0 else None
+        start = self.nearest(catalog, offset)
         known = None if start is None else catalog.find(start)
         nearest = known.value if known is not None and isinstance(known.value, Descriptor) else None
         if nearest is not None and offset <= nearest.end_offset:
@@ -441,6 +437,14 @@ class KnownStarts:
                 return found
             self._list(catalog, found)
             return self._last_listed(catalog, offset)
+
+    def nearest(self, catalog: Catalog, offset: int) -> int | None:
+        """The last known start at an offset or before it."""
+        with self._guard:
+            if not self._starts:
+                self._starts = catalog.named_starts()
+            index = bisect_right(self._starts, offset) - 1
+            return self._starts[index] if index >= 0 else None
 
     def _knows_all_before(self, offset: int) -> bool:
         return self._is_complete and bool(self._starts) and offset < self._starts[-1]
@@ -693,6 +697,10 @@ class Catalog:
         """The descriptor of the object that holds an offset; None when none does."""
         found = self._floor(offset)
         return found if found is not None and offset <= found.end_offset else None
+
+    def nearest_start(self, offset: int) -> int | None:
+        """Where `at` begins to look, so that those who look at once can do it together; None where that is cheap."""
+        return None if self.metadata.floor_is_cheap else self._starts.nearest(self, offset)
 
     def oldest(self) -> Descriptor | None:
         return next(iter(self.walk(0)), None)

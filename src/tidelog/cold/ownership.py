@@ -62,8 +62,10 @@ from tidelog.store.scheduler import Background, Task
 RESCUE_HINT = "What it had accepted and not shipped stays on its disk: `tidelog topic rescue` shows it"
 _HINTS = {
     "engine": Hint(
-        "Its orchestrator still has what it had not shipped; `tidelog.restore_engine` makes a new copy of it",
-        command="Its orchestrator still has what it had not shipped; `tidelog engine restore` makes a new copy of it",
+        "Its orchestrator still has what it had not shipped; `tidelog.restore_engine` makes a new copy of it. "
+        "A replica that shares its store with others is opened again, and follows the new owner",
+        command="Its orchestrator still has what it had not shipped; `tidelog engine restore` makes a new copy of it. "
+        "A replica that shares its store with others is opened again, and follows the new owner",
     )
 }
 

@@ -44,7 +44,7 @@ from tidelog.engine.entry import (
 )
 from tidelog.engine.mvcc.cells import MAX_SEQ
 from tidelog.engine.mvcc.retention import History, Marks, rolled_back
-from tidelog.engine.reads import News, Standing, check_names, checked_seq
+from tidelog.engine.reads import News, Standing, check_text, checked_seq
 from tidelog.engine.sst.value_file import PIECE_BYTES, Reference, decode_reference
 from tidelog.engine.value_files import OpenValue
 from tidelog.engine.wal.operations import PUT_OBJECT, OperationRecord, decode_operation, operation_of
@@ -457,7 +457,7 @@ class ChangeCalls:
         log = self._change_log()
         log.check()
         checked_seq(start_seq, least=0)
-        check_names(prefix)
+        check_text("prefix", prefix)
         up_to = None if follow else log.marks.applied_seq
         return Feed(log, max(1, start_seq), prefix=prefix, with_values=with_values, committed=committed, up_to=up_to)
 

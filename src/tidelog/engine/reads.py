@@ -104,13 +104,18 @@ def _may_be_large(entry: Carried, large_bytes: int) -> bool:
 
 def check_names(bucket: object, key: object = "") -> None:
     """Checks that names to look up are text that can be encoded as UTF-8."""
-    for what, name in (("bucket", bucket), ("key", key)):
-        if not isinstance(name, str):
-            raise InputError(f"the name of a {what} must be str, not {type(name).__name__}")
-        try:
-            name.encode()
-        except UnicodeEncodeError as error:
-            raise InputError(f"the name of a {what} contains half a surrogate pair, which is not UTF-8") from error
+    check_text("the name of a bucket", bucket)
+    check_text("the name of a key", key)
+
+
+def check_text(what: str, text: object) -> None:
+    """Checks that an argument is text that can be encoded as UTF-8."""
+    if not isinstance(text, str):
+        raise InputError(f"{what} must be str, not {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{what} contains half a surrogate pair, which is not UTF-8") from error
 
 
 def check_limit(limit: object) -> None:
@@ -569,10 +574,10 @@ class EngineReading:
         `start_after` and `limit` paginate: pass the last key of one page as the start of the next. With a `delimiter`,
         keys that contain it after the prefix are grouped into one item, their common prefix (`is_prefix`), as in S3.
         """
-        check_names(bucket, prefix)
-        if start_after is not None:
-            check_names(bucket, start_after)
-        check_names(bucket, delimiter)
+        check_names(bucket)
+        check_text("prefix", prefix)
+        check_text("start_after", "" if start_after is None else start_after)
+        check_text("delimiter", delimiter)
         check_limit(limit)
         pin = self.pin(seq)
         if self._buckets.created(bucket, pin.seq) is None:

@@ -29,6 +29,7 @@ from tidelog.engine.recovery.restore import OnProgress, RestoreProgress
 from tidelog.errors import ClosedError
 from tidelog.store.aio import ClosedAtExit, twin, twin_of
 from tidelog.store.scheduler import in_thread
+from tidelog.units import to_seconds
 
 _logger = logging.getLogger("tidelog.engine")
 _PATIENCE_SECONDS = 5.0
@@ -157,18 +158,32 @@ class RestoringEngine(ClosedAtExit):
         """Whichever answers."""
         return self._reader if self._restored is None else self._restored
 
-    def wait(self, timeout: float | None = None) -> Engine:
+    def wait(self, timeout: float | str | None = None) -> Engine:
         """Waits until the disk is filled, and the orchestrator's entries are applied; returns the engine. Closing the
         engine alone leaves what was begun before it came; `close` of this object ends both. TimeoutError after so many
         seconds; what fails the restore is raised here.
         """
-        return self._engine.result(timeout)
+        seconds = to_seconds(timeout)
+        try:
+            return self._engine.result(seconds)
+        except TimeoutError as error:
+            raise self._not_yet(error, seconds) from error
 
     @twin_of(wait)
-    async def wait_async(self, timeout: float | None = None) -> Engine:
+    async def wait_async(self, timeout: float | str | None = None) -> Engine:
+        seconds = to_seconds(timeout)
         restored = asyncio.wrap_future(self._engine)
         restored.add_done_callback(_look_at)  # the waiter may have been cancelled
-        return await asyncio.wait_for(asyncio.shield(restored), timeout)
+        try:
+            return await asyncio.wait_for(asyncio.shield(restored), seconds)
+        except TimeoutError as error:
+            raise self._not_yet(error, seconds) from error
+
+    def _not_yet(self, error: TimeoutError, seconds: float | None) -> TimeoutError:
+        """Says that the time is over; an error of the restore itself stays what it is."""
+        if self._engine.done():
+            return error
+        return TimeoutError(f"the disk is not filled after {seconds:g} seconds: `progress` says how far it is")
 
     def close(self) -> None:
         """Closes the engine, or gives up the restore. Idempotent."""

@@ -25,7 +25,7 @@ from tidelog.engine.entry import StoredObject, Tier
 from tidelog.engine.mvcc.cells import INLINE, POINTER, Cell, at, object_prefix, objects_of
 from tidelog.engine.mvcc.retention import Pin, forgotten
 from tidelog.engine.mvcc.versions import WITH_CRC, WITH_DATA, WITH_VALUE, Row
-from tidelog.engine.reads import EngineStat, check_limit, check_names
+from tidelog.engine.reads import EngineStat, check_limit, check_names, check_text
 from tidelog.engine.scan_iterator import Lists, Scan
 from tidelog.engine.wal.scan_values import PLAIN_COLUMNS, ScannedRows, batches_of
 from tidelog.engine.wal.value import decode_value
@@ -65,9 +65,9 @@ class EngineScans(EngineStat):
         With values they have `data` and `metadata`; those in the store are fetched in batches, ahead of the reader.
         `seek(key)` of the iterator moves it.
         """
-        check_names(bucket, prefix)
-        for bound in (start, end):
-            check_names(bucket, "" if bound is None else bound)
+        check_names(bucket)
+        for what, text in (("prefix", prefix), ("start", start), ("end", end)):
+            check_text(what, "" if text is None and what != "prefix" else text)
         check_limit(limit)
         pin = self.pin(seq)
         if self._buckets.created(bucket, pin.seq) is None:
@@ -299,7 +299,8 @@ class EnginePrefetch(EngineScans):
         the order of keys, as far as `disk_cache_bytes` has room; neighbours come with one request. They leave it like
         those that were read often.
         """
-        check_names(bucket, prefix)
+        check_names(bucket)
+        check_text("prefix", prefix)
         brought = brought_bytes = already_here = left_out = 0
         room = 0 if self._cold is None else self._cold.disk_room_bytes
         with self.pin(seq) as at:

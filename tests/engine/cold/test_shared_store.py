@@ -646,14 +646,17 @@ def test_public_names_of_sharing(tmp_path: Path) -> None:
         assert a.ship() == b.ship() == b.truncation_mark == 31
         with pytest.raises(NotSupportedError, match="follows no other"):
             a.take_over()
+        with pytest.raises(NotSupportedError, match="another replica ships to the store"):
+            b.compact()
         with tidelog.restore_engine(tmp_path / "c", **settings) as c:
             assert (c.is_follower, c.applied_seq, c.digest()) == (True, 31, a.digest())
             assert c.read("b", "k3").data == a.read("b", "k3").data
         with b.take_over() as owner:
             assert not owner.is_follower
             assert owner.digest() == a.digest()
-            with pytest.raises(FencedError):
+            with pytest.raises(FencedError) as fenced:
                 a.ship()
+            assert "opened again" in str(fenced.value.hint)
     with tidelog.open_engine(tmp_path / "c") as c, tidelog.open_engine(tmp_path / "a") as a:
         assert c.is_follower
         assert a.is_follower

@@ -114,7 +114,7 @@ def engine_command(
     hints = get_type_hints(work, include_extras=True)
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {**hints, **more}
-    command(group, name, EngineDirectoryOption, is_hidden=is_hidden, takes_server=takes_server)(run)
+    command(group, name, EngineDirectoryOption, is_hidden=is_hidden, takes_server=takes_server, takes_urls=True)(run)
 
 
 def _at_store(session: Session, *, reads_stores: bool) -> Session:
@@ -123,10 +123,7 @@ def _at_store(session: Session, *, reads_stores: bool) -> Session:
     if url is None:
         return session
     if not reads_stores:
-        raise InputError(
-            f"{url} is a store, and this needs the directory of an engine",
-            hint="Name the directory with --dir, and the store with --store",
-        )
+        session.refuse_url("the directory of an engine")
     if session.store not in (None, url):
         raise InputError(f"two stores were named, {url} and {session.store}", hint="Name one of them")
     return replace(session, store=url, place_url=None)

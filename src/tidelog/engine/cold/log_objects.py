@@ -8,12 +8,14 @@ Invariants
 - An object's header is checked against its descriptor before memory is allocated. The caller verifies the checksums
   of values.
 - Descriptors are cached, and read again if their object is missing: it may have been replaced by another.
+- Those who want the same descriptor at the same time share one request, which began after the last one was forgotten.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import OrderedDict
+from functools import partial
 from threading import Lock
 from typing import NamedTuple
 
@@ -44,6 +46,9 @@ class ColdObject(NamedTuple):
     def end_position(self) -> int:
         return self.descriptor.start_position + self.descriptor.raw_size
 
+    def holds(self, lsn: int) -> bool:
+        return self.descriptor.start_offset <= lsn <= self.descriptor.end_offset
+
     def byte_of(self, cell: Cell) -> int:
         """The byte to name in an error: that of the value, or the one where its block is expected."""
         descriptor = self.descriptor
@@ -65,6 +70,8 @@ class ColdObjects:
         self._known: OrderedDict[int, ColdObject] = OrderedDict()
         self._mutex = Lock()
         self._learning = Lock()
+        self._under_way: Shared[tuple[int, int], ColdObject | None] = Shared()
+        self._times_forgotten = 0
         # It never goes back, so records below it need no request.
         self._start_lsn = 0
 
@@ -94,11 +101,30 @@ class ColdObjects:
         found = self.known(lsn)
         if found is not None or lsn < self._start_lsn:
             return found
-        descriptor = self._catalog.at(lsn)
-        if descriptor is None:
+        found = self._looked_up(lsn)
+        if found is None:
             self._start_lsn = max(self._start_lsn, self._catalog.start_offset())
-            return None
-        return self._remember(descriptor)
+        return found
+
+    def _looked_up(self, lsn: int) -> ColdObject | None:
+        """Asks the catalog, together with others who begin to look at the same descriptor."""
+        looked_from = -1
+        while (start := self._catalog.nearest_start(lsn)) is not None and start > looked_from:
+            of_another: list[bool] = []
+            found = self._under_way.get(
+                (start, self._times_forgotten), lambda: self._asked(lsn), on_joined=partial(of_another.append, True)
+            )
+            if not of_another or (found is not None and found.holds(lsn)):
+                return found
+            looked_from = start  # the other one looked for an LSN elsewhere, and more starts may be known by now
+        return self._asked(lsn)
+
+    def _asked(self, lsn: int) -> ColdObject | None:
+        found = self.known(lsn)  # from a request that has ended since
+        if found is not None:
+            return found
+        descriptor = self._catalog.at(lsn)
+        return None if descriptor is None else self._remember(descriptor)
 
     def find_on(self, lsn: int) -> ColdObject | None:
         """The same for a reader that goes on: those after it are read too, and found by the next one."""
@@ -125,6 +151,7 @@ class ColdObjects:
     def forget(self, found: ColdObject) -> None:
         """Evicts a record's descriptor after its object was missing or bad, so that the catalog is read again."""
         with self._mutex:
+            self._times_forgotten += 1
             self._drop(found.descriptor.start_offset)
 
     def _remember(self, descriptor: Descriptor) -> ColdObject:

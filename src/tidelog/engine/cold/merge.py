@@ -34,6 +34,7 @@ from tidelog.cold.gc import DEFAULT_GRACE_SECONDS, Collector, Reason, ReplacedOb
 from tidelog.cold.rewrite import Built, Planned, Run, build_object, plan_merges
 from tidelog.cold.rewrite_commit import Rewrite, RewriteCommit, begin, finish
 from tidelog.engine.aio import TaskThreads, in_order, reaching_store
+from tidelog.engine.cold.shared_store import SharedStore
 from tidelog.engine.cold.shipping import Shipping
 from tidelog.engine.cold.store_link import StoreLink
 from tidelog.engine.core import Core, IndexCompactionReport, compact_index
@@ -243,6 +244,7 @@ class Compaction:
     ) -> None:
         self._core = core
         self._shipping = cold if isinstance(cold, Shipping) else None
+        self._follows = isinstance(cold, SharedStore)
         self._check = check
         self._on_failure = on_failure
         self._one_at_a_time = Lock()
@@ -256,6 +258,13 @@ class Compaction:
         self._check()
         if grace_seconds < 0:
             raise InputError(f"objects cannot be kept for {grace_seconds} seconds")
+        if self._follows:
+            raise NotSupportedError(
+                "another replica ships to the store that this one shares, and compacts what is in it",
+                operation="compact",
+                path=self._core.directory,
+                hint="Compact at the owner, or take over first",
+            )
         if self._shipping is None:
             raise no_store("compact", self._core.directory)
         with self._one_at_a_time:

@@ -68,7 +68,7 @@ class StoredValue(NamedTuple):
 NO_VALUE: Final = StoredValue(b"", 0, 0, 0)
 
 
-def encode_value(data: bytes, metadata: dict[str, Any]) -> bytes:
+def encode_value(data: bytes | bytearray | memoryview, metadata: dict[str, Any]) -> bytes:
     """Encodes the value of an object."""
     if not metadata:
         return _NO_METADATA + data
@@ -82,9 +82,11 @@ def stored_again(data: bytes, metadata: dict[str, Any], codec: int) -> bytes:
     return _compressor(1).compress(value) if codec == CODEC_ZSTD else value
 
 
-def object_crc(data: bytes, metadata: dict[str, Any] | None = None) -> int:
+def object_crc(data: bytes | bytearray | memoryview, metadata: dict[str, Any] | None = None) -> int:
     """Returns the checksum of an object with this data and metadata, for `if_match_crc`."""
-    return crc32(encode_value(data, checked_metadata(metadata or {})))
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise InputError(f"data must be bytes, not {type(data).__name__}")
+    return crc32(encode_value(data, checked_metadata({} if metadata is None else metadata)))
 
 
 def size_and_crc(put: PutObject) -> tuple[int, int]:
