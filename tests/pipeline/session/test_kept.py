@@ -78,6 +78,17 @@ def tidelog_pipeline(*words: str, **variables: str) -> subprocess.CompletedProce
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
 
 
+def test_without_java_no_server_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The error is that of every session: what is missing, and how to get it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(tidelog.ConfigError) as told:
+        keep("local[1]")
+    assert told.value.message == "there is no java on the path"
+    assert not (tmp_path / "cache").exists()
+
+
 def test_commands_use_the_kept_session_until_it_is_stopped(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

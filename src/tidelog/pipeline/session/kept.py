@@ -39,7 +39,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from tidelog.errors import ConfigError, RetryError
-from tidelog.pipeline.session.java import cache_directory
+from tidelog.pipeline.session.java import cache_directory, find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -190,6 +190,7 @@ def keep(master: str | None = None, idle_seconds: float = DEFAULT_IDLE_SECONDS) 
     if (found := find_kept(master)) is not None:
         return found
     _require_connect()
+    find_java()  # its error would be the end of a traceback in the log of the server
     directory = directory_of_kept()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chmod(directory, 0o700)
