@@ -205,6 +205,22 @@ def test_lines_of_json_become_messages(spark: SparkSession, root: Root, tmp_path
         backfill(spark, root, paths, "shop/other", format="avro")
 
 
+def test_a_line_that_is_not_json_is_told_with_its_file(
+    spark: SparkSession, root: Root, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is bad input: one line with the file and the line, and nothing of Java."""
+    (tmp_path / "a.json").write_text('{"id": 1}\n', "utf-8")
+    (tmp_path / "b.json").write_text('{"id": 2}\nhalf a line, ' + "x" * 1000 + "\n", "utf-8")
+    assert (
+        run(["pipeline", "backfill", str(tmp_path), "--to", "shop/json", "--format", "json", "--root", root.location])
+        == 2
+    )
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert len(told) == 1
+    assert "b.json has a line that is not JSON: half a line, xxx" in told[0]
+    assert len(told[0]) < 400
+
+
 def test_csv_files_become_messages(
     spark: SparkSession, root: Root, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

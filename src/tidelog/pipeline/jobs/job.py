@@ -191,9 +191,9 @@ def logged(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
 
 # How the traceback of a task ends.
 _RAISED = re.compile(r"tidelog\.errors\.(\w+): ([^\n]+)")
-# What Spark says of values that cannot be what they are taken for (the class 22 of SQL's states, data exceptions), and
-# of files that it cannot read (KD001).
-_DATA = re.compile(r"\[[A-Z][A-Z_.]+\] ((?:(?!SQLSTATE: ).)+) SQLSTATE: (?:22|KD001)", re.DOTALL)
+# What Spark says of values that cannot be what they are taken for (the class 22 of SQL's states, data exceptions), of
+# files that it cannot read (KD001), and of rows that an expression refuses with `raise_error` (P0001).
+_DATA = re.compile(r"\[[A-Z][A-Z_.]+\] ((?:(?!SQLSTATE: ).)+) SQLSTATE: (?:22|KD001|P0001)", re.DOTALL)
 _NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '(tidelog|pyspark_tidelog)")
 _NO_PACKAGE_HINT = "Set PYSPARK_PYTHON, or spark.pyspark.python, to one that has it, before the session starts"
 # Errors without a Python class are reported with the Java class in front.

@@ -303,6 +303,7 @@ _FORMAT_HINTS: dict[FileFormat, str] = {
     "spark.jars.packages=org.apache.spark:spark-avro_2.13 and the version of Spark, or with its jar in spark.jars",
 }
 _LINE = "value"
+_SHOWN_CHARACTERS = 80  # of a line that is refused
 
 
 class Mapping(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,14 +315,15 @@ class Mapping(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     timestamp: str | None = None
 
-    def of_lines(self, lines: DataFrame) -> DataFrame:
+    def of_lines(self, lines: DataFrame, path: str) -> DataFrame:
         """Lines of JSON as messages: fields are looked up in each line, and numbers are not written anew."""
         from pyspark.sql import functions as sql
 
         line = sql.col(_LINE)
-        checked = sql.when(
-            sql.get_json_object(line, "$").isNull(), sql.raise_error(sql.concat(sql.lit("not JSON: "), line))
-        ).otherwise(line)
+        refusal = sql.concat(
+            sql.lit(f"{path} has a line that is not JSON: "), sql.substring(line, 1, _SHOWN_CHARACTERS)
+        )
+        checked = sql.when(sql.get_json_object(line, "$").isNull(), sql.raise_error(refusal)).otherwise(line)
         columns = [(checked if self.value is None else _field(line, self.value)).alias("value")]
         if self.key is not None:
             columns.append(_field(line, self.key).alias("key"))
@@ -455,8 +457,8 @@ class _Reading:
         if self._format != "json":
             return mapping.of(self._rows(files))
         self._require_fields(mapping)
-        lines = [self._spark.read.text(file.path) for file in files]
-        return mapping.of_lines(reduce(lambda before, after: before.union(after), lines))
+        parts = [mapping.of_lines(self._spark.read.text(file.path), file.path) for file in files]
+        return reduce(lambda before, after: before.union(after), parts)
 
     def _require_fields(self, mapping: Mapping) -> None:
         if self._schema is None:
