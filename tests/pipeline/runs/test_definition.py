@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import tidelog
+from tidelog.cli.app import run as run_command
 from tidelog.errors import ConfigError, NotFoundError
 from tidelog.pipeline.runs.definition import Definition, parse_definition, read_definition
-from tidelog.pipeline.runs.steps import check_options
+from tidelog.pipeline.runs.steps import check_options, check_ready
 
 PLACES = """
 name = "nightly"
@@ -111,3 +113,61 @@ def test_the_file_is_named_in_errors(tmp_path: Path) -> None:
     (tmp_path / "pipeline.toml").write_text(PLACES)
     with pytest.raises(ConfigError, match=r"steps.*pipeline\.toml"):
         read_definition(tmp_path / "pipeline.toml")
+
+
+PYTHON_STEP = '[[steps]]\nname = "make"\ndo = "python"\non = "shop"\nfunction = "%s"\n'
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+@pytest.mark.parametrize(
+    ("root", "function", "problem", "fix"),
+    [
+        ("data", "no_such_module:x", "there is no function no_such_module:x", "put it beside the file"),
+        ("data", "ready_jobs:nothing", "there is no function ready_jobs:nothing", "put it beside the file"),
+        ("data", "ready_jobs:NUMBER", "ready_jobs:NUMBER is no function", "Name a function"),
+        ("data", "broken_jobs:make", "cannot be imported: SyntaxError", "Mend the module"),
+        ("dta", None, "the place shop: there is no log directory or store in", "Set root in [places.shop]"),
+        ("file://PLACE/dta", None, "the place shop: there is no log directory or store in", "Set root in"),
+    ],
+)
+def test_mistake_that_no_run_could_survive_ends_it_before_its_first_step(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    root: str,
+    function: str | None,
+    problem: str,
+    fix: str,
+) -> None:
+    """Loses, without this: hours of the steps before, and a plan that is good until the night. Nothing is made."""
+    tidelog.open(tmp_path / "data").close()
+    (tmp_path / "ready_jobs.py").write_text("NUMBER = 1\n")
+    (tmp_path / "broken_jobs.py").write_text("def make(:\n")
+    step = '[[steps]]\ndo = "verify"\n' if function is None else PYTHON_STEP % function
+    place = root.replace("PLACE", str(tmp_path))
+    (tmp_path / "pipeline.toml").write_text(f'name = "n"\nplaces.shop.root = "{place}"\n{step}')
+    assert run_command(["pipeline", command, str(tmp_path / "pipeline.toml")]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert problem in told
+    assert fix in told
+    assert not (tmp_path / "dta").exists()
+
+
+def test_place_that_a_function_may_make_before_it_is_used_is_no_mistake(tmp_path: Path) -> None:
+    """A function of the user's may write the first row, which makes the directory; a step before it may not."""
+    (tmp_path / "making_jobs.py").write_text("def make(spark, context): ...\n")
+    place, made = 'name = "n"\nplaces.shop.root = "new"\n', PYTHON_STEP % "making_jobs:make"
+    check_ready(parse_definition(tomllib.loads(f'{place}{made}[[steps]]\ndo = "verify"\nafter = "make"'), tmp_path))
+    with pytest.raises(ConfigError, match="the place shop"):
+        check_ready(parse_definition(tomllib.loads(f'{place}[[steps]]\ndo = "verify"\n{made}'), tmp_path))
+
+
+def test_place_that_cannot_be_looked_at_is_left_to_its_step(tmp_path: Path) -> None:
+    """A store may be out of reach for a while, and the other steps are done; an engine's directory is looked at."""
+    steps = '[[steps]]\ndo = "verify"\n'
+    store = 'name = "n"\n[places.a]\nroot = "s3://no-such-bucket/x"\nsettings = { %s = "http://127.0.0.1:1" }\n'
+    check_ready(parse_definition(tomllib.loads(store % "store_endpoint" + steps), tmp_path))
+    with pytest.raises(ConfigError, match="the place a: stor_endpoint is not a setting"):
+        check_ready(parse_definition(tomllib.loads(store % "stor_endpoint" + steps), tmp_path))
+    with pytest.raises(ConfigError, match="the place a: there is no engine in"):
+        check_ready(parse_definition(tomllib.loads(f'name = "n"\nplaces.a.engine = "x"\n{steps}'), tmp_path))

@@ -56,10 +56,10 @@ def run(
     """
     from tidelog.pipeline.runs.definition import read_definition
     from tidelog.pipeline.runs.run import run_pipeline
-    from tidelog.pipeline.runs.steps import check_options
+    from tidelog.pipeline.runs.steps import check_ready
 
     definition = read_definition(file)
-    check_options(definition)
+    check_ready(definition)
     if every and all(step.every is None for step in definition.steps):
         raise InputError("no step says `every`: there is no time to wait for", hint="Leave --every out, or add it")
     with ExitStack() as stack:
@@ -150,15 +150,18 @@ def _show(output: Output, report: PipelineReport) -> None:
 
 
 def plan(session: Session, file: FileArgument = _DEFAULT_FILE) -> None:
-    """Shows what the next run would do, and why. Changes nothing, and starts no Spark."""
+    """Shows what the next run would do, and why. Changes nothing, and starts no Spark.
+
+    It imports the modules of functions, and looks whether places are there, as a run does before its first step.
+    """
     import msgspec
 
     from tidelog.pipeline.runs.definition import read_definition
     from tidelog.pipeline.runs.run import open_book, plan_run
-    from tidelog.pipeline.runs.steps import check_options
+    from tidelog.pipeline.runs.steps import check_ready
 
     definition = read_definition(file)
-    check_options(definition)
+    check_ready(definition)
     with open_book(definition) as book:
         state = book.read()
     steps = plan_run(definition, state, time.time_ns() // 1000)

@@ -3,6 +3,8 @@
 Invariants
 - Options of a step are those of its job, by the same names; one that the job does not know is refused before Spark is
   started, with the nearest name.
+- A function that cannot be imported and a place that is not there are mistakes of the file, told before the first step.
+  A place that nobody can look at now, or that a function of the user's may make before it is used, is none.
 - A step changes what its command changes. A step `gc` removes what it finds, unless it has the option `is_dry_run`.
 - A function of the user's gets names under which its writes to topics are stored once, however often the run is killed:
   `options(**context.once)` of a write in batches.
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from tidelog.errors import ConfigError, InputError
+from tidelog.errors import ConfigError, InputError, NotFoundError, TidelogError
 from tidelog.pipeline.address import EngineRoot, Root
 from tidelog.pipeline.jobs.job import JobReport, OnProgress
 from tidelog.pipeline.jobs.tally import notes_on
@@ -132,6 +134,40 @@ def check_options(definition: Definition) -> None:
             if several and _TOPIC_IN_NAME not in str(step.options.get("to", "")):
                 hint = f'For example to = "./tables/{_TOPIC_IN_NAME}"'
                 raise ConfigError(f"the step {step.name}: several topics need tables of their own", hint=hint)
+
+
+def check_ready(definition: Definition) -> None:
+    """ConfigError for what no run could do: a function that is not there, a place that no step before may make.
+
+    It imports the modules of functions. What cannot be looked at now is for the step to say, in its turn.
+    """
+    check_options(definition)
+    may_be_made = False
+    checked: set[str] = set()
+    for step in definition.ordered():
+        if step.do == "python":
+            find_function(step.function or "", definition.directory)
+            may_be_made = True
+        for name in definition.places_of(step):
+            if name not in checked:
+                checked.add(name)
+                _check_place(definition, name, must_be_there=not may_be_made)
+
+
+def _check_place(definition: Definition, name: str, *, must_be_there: bool) -> None:
+    place = definition.places[name]
+    try:
+        if not place.is_engine:
+            root = definition.root_of(place)
+            if must_be_there and not root.is_there:
+                hint = f"Set root in [places.{name}] to a log directory or a store; paths are relative to the file"
+                raise NotFoundError(f"there is no log directory or store in {root.location}", hint=hint)
+        elif must_be_there:
+            definition.engine_of(place)
+    except InputError as error:
+        raise ConfigError(f"the place {name}: {error.message}", hint=error.hint) from error
+    except TidelogError:
+        return  # a store out of reach, or damage: it fails its own steps alone
 
 
 # Options
@@ -398,8 +434,11 @@ def find_function(name: str, directory: str) -> Callable[..., object]:
     except (ImportError, AttributeError) as error:
         hint = "Install its module, or put it beside the file of the pipeline"
         raise ConfigError(f"there is no function {name}: {error}", hint=hint) from error
+    except Exception as error:  # the module is the user's, and may raise anything
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"the module of {name} cannot be imported: {what}", hint="Mend the module") from error
     if not callable(found):
-        raise ConfigError(f"{name} is no function")
+        raise ConfigError(f"{name} is no function", hint="Name a function of two arguments: the session and a context")
     return found  # type: ignore[no-any-return]
 
 
