@@ -287,7 +287,7 @@ def test_a_hostile_topic_stops_the_whole_write(spark: SparkSession, tmp_path: Pa
         pytest.param("'x' as value, 5 as timestamp", {}, "the column timestamp is int", marks=pytest.mark.long),
         pytest.param("'x' as value, array('h') as headers", {}, "the column headers", marks=pytest.mark.long),
         ("'x' as value", {"topic": None}, "no topic was named"),
-        ("'x' as value, cast(null as string) as topic", {"topic": None}, "column topic is null"),
+        ("'x' as value, cast(null as string) as topic", {"topic": None}, "column topic is null. Set the option topic"),
         pytest.param("'x' as value", {"topic": "orders"}, "needs a namespace and a name", marks=pytest.mark.long),
         ("'x' as value", {"topik": "a/b"}, "Did you mean topic"),
         ("'x' as value", {"txnAppId": "a"}, "txnAppId and txnVersion must be given together"),

@@ -128,7 +128,10 @@ def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, p
         return
     names = batch.column("topic")
     if names.null_count:
-        raise InputError("a row has no topic: the column topic is null")
+        raise InputError(
+            "a row has no topic: the column topic is null",
+            hint="Set the option topic, which is for all rows, or fill the column topic in every row",
+        )
     for name in pc.unique(names).to_pylist():
         yield name, batch.filter(pc.equal(names, name))
 
