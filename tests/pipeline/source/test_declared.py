@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pyspark.sql.types import StructField, StructType
 
+import tidelog
 from tidelog.config import Settings
-from tidelog.errors import InputError
+from tidelog.errors import InputError, NotFoundError
 from tidelog.pipeline.source.declared import (
     METADATA,
     declared,
@@ -16,6 +19,7 @@ from tidelog.pipeline.source.declared import (
     options_in,
 )
 from tidelog.pipeline.source.options import source_schema
+from tidelog.pipeline.source.topics import TidelogDataSource
 
 CREATED = {
     "provider": "tidelog",
@@ -87,3 +91,37 @@ def test_table_of_few_columns_is_for_reading() -> None:
     narrow = declared(source_schema(["key", "value"]), CREATED, "/data", Settings)
     with pytest.raises(InputError, match="is for reading"):
         options_for_insert({}, narrow)
+
+
+def test_query_over_a_table_warns_once_of_options_of_kafka(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Spark asks such a query for no schema, where others are warned; those of the table and of `WITH` both count."""
+    with tidelog.open(tmp_path) as log:
+        log.topic("shop/orders").append(b"x")
+    created = {"provider": "tidelog", "option.root": str(tmp_path), "option.topic": "shop/orders"}
+    plain = declared(source_schema(), created, str(tmp_path), Settings)
+    kafkas = declared(source_schema(), created | {"option.kafka.bootstrap.servers": "b:9092"}, str(tmp_path), Settings)
+    for schema, given in ((plain, {"kafka.bootstrap.servers": "b:9092"}), (kafkas, {})):
+        TidelogDataSource(given).reader(schema).partitions()
+        (record,) = caplog.records
+        assert "kafka.bootstrap.servers (root says where the topics are)" in record.message
+        caplog.clear()
+        source = TidelogDataSource(given)
+        source.streamReader(schema)  # for the tasks
+        stream = source.streamReader(schema)
+        stream.partitions(stream.initialOffset(), stream.initialOffset())
+        assert [one.message for one in caplog.records] == [record.message]
+        caplog.clear()
+    loaded = {"root": str(tmp_path), "topic": "shop/orders", "kafka.bootstrap.servers": "b:9092"}
+    TidelogDataSource(loaded).reader(TidelogDataSource(loaded).schema()).partitions()
+    assert len(caplog.records) == 1
+
+
+def test_named_topic_that_was_never_there_is_an_error_also_without_fail_on_data_loss(tmp_path: Path) -> None:
+    """As in Kafka's source: `load()` passes it, and the query says it when it begins."""
+    tidelog.open(tmp_path).close()
+    source = TidelogDataSource({"root": str(tmp_path), "subscribe": "shop/none", "failOnDataLoss": "false"})
+    schema = source.schema()
+    with pytest.raises(NotFoundError, match="there is no topic shop/none in"):
+        source.reader(schema).partitions()
+    with pytest.raises(NotFoundError, match="there is no topic shop/none in"):
+        source.streamReader(schema).initialOffset()

@@ -5,6 +5,8 @@
 Invariants
 - Filters are not pushed down: Spark keeps a pushed filter with the relation, and a second use of the same DataFrame
   would get filtered rows. Options say what is read instead: offsets, times, columns.
+- Of options of Kafka a query is warned once, where it is planned: in `schema`, or where Spark asks for none, because it
+  is that of a table of its catalog, in the reader; of a stream's readers in the one that plans.
 - The driver plans, tasks read; messages never pass through the driver.
 """
 
@@ -38,6 +40,7 @@ from tidelog.pipeline.source.declared import declared, found_declaration, is_tab
 from tidelog.pipeline.source.options import (
     TOPIC_COLUMNS,
     SourceOptions,
+    TopicOptionReader,
     checked_schema,
     parse_source_options,
     resolve_range,
@@ -84,7 +87,7 @@ class TidelogDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = options_for(self.options, schema)
         of_table = found_declaration(schema) is not None
-        return TopicReader(parse_source_options(options, is_table=of_table), _checked(schema))
+        return TopicReader(parse_source_options(options, is_table=of_table, warns=of_table), _checked(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return stream_reader(lambda: self._stream_reader(schema))
@@ -92,10 +95,12 @@ class TidelogDataSource(DataSource):
     def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         from tidelog.pipeline.source.topics_stream import TopicStreamReader
 
-        options = parse_source_options(options_for(self.options, schema), is_stream=True)
+        given = options_for(self.options, schema)
+        options = parse_source_options(given, is_stream=True)
         if options.ending is not None:
             raise InputError("a stream has no end", hint="Leave the ending offsets out; a batch query has both ends")
-        return TopicStreamReader(options, _checked(schema))
+        of_table = found_declaration(schema) is not None
+        return TopicStreamReader(options, _checked(schema), TopicOptionReader(given) if of_table else None)
 
     @told_in_one_line
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -37,6 +37,7 @@ from tidelog.errors import NotFoundError, OffsetOutOfRangeError
 from tidelog.pipeline.source.options import (
     Partition,
     SourceOptions,
+    TopicOptionReader,
     epochs_in,
     from_checkpoint,
     resolve_start,
@@ -81,9 +82,10 @@ Checkpoint = dict[str, Any]
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The driver's half of a stream; one process keeps it for as long as the query runs."""
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType, untold: TopicOptionReader | None = None) -> None:
         self._options = options
         self._schema = schema
+        self._untold = untold  # has options that nobody was warned of yet
         self._opened: OpenTopics | None = None
         self._target: dict[str, int] | None = None
         self._initial: Checkpoint | None = None
@@ -91,11 +93,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         """Tasks get a copy of it: what is open stays here."""
-        return {**self.__dict__, "_opened": None}
+        return {**self.__dict__, "_opened": None, "_untold": None}
 
     @property
     def _topics(self) -> OpenTopics:
         if self._opened is None:
+            untold, self._untold = self._untold, None
+            if untold is not None:
+                untold.warn_of_kafka()  # Spark makes a reader for the tasks too, which opens nothing on the driver
             self._opened = OpenTopics(self._options)
         return self._opened
 
