@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any, cast
@@ -20,6 +20,7 @@ from tests.log.workbench import LIMIT_SECONDS
 
 import tidelog
 from tidelog.clock import ManualClock
+from tidelog.engine.cold.manifest import Manifest
 from tidelog.engine.engine import Engine
 from tidelog.engine.reader import EngineReader
 from tidelog.engine.recovery.checkpoint import MARKER, MASTER
@@ -31,6 +32,7 @@ from tidelog.errors import (
     DataError,
     HeldError,
     InputError,
+    NotSupportedError,
     StoreUnavailableError,
     TidelogError,
 )
@@ -226,6 +228,48 @@ def test_closing_a_restored_engine_leaves_what_began_before_it_came(lost: Lost, 
         assert [first.key, *(one.key for one in begun)] == expected
     with pytest.raises(ClosedError):
         restoring._reader.digest()
+
+
+def test_reader_of_a_finished_restore_asks_the_store_only_for_feeds(lost: Lost, held: Held) -> None:
+    """Nobody begins to read there any more; a feed that was begun before, and waits, still gets what is shipped."""
+    with lost.restore(on_progress=held, refresh_seconds=3600) as restoring:
+        reader = restoring._reader
+        changes = restoring.changes(lost.model.applied_seq, follow=True)
+        before = reader.statistics().refreshes
+        reader._refresh_again()
+        assert reader.statistics().refreshes == before + 1, "it is what answers"
+        held.may_go_on.set()
+        engine = restoring.wait(LIMIT_SECONDS)
+        requests: list[str] = []
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(reader._follower, "_read_manifest", _noting(requests, reader._follower._read_manifest))
+            reader._refresh_again()
+            assert requests == []
+            assert next(changes).seq == lost.model.applied_seq
+            engine.apply(engine.applied_seq + 1, tidelog.CreateBucket("new"))
+            engine.update_low_water_mark(engine.applied_seq)
+            engine.ship()
+            with reader._news.listening(lambda: None):  # as a feed does while it waits
+                reader._refresh_again()
+            assert requests == ["manifest"]
+        assert next(changes).seq == engine.applied_seq
+
+
+def _noting(requests: list[str], read: Callable[[], Manifest]) -> Callable[[], Manifest]:
+    def noted() -> Manifest:
+        requests.append("manifest")
+        return read()
+
+    return noted
+
+
+def test_restoring_engine_asked_to_change_something_names_the_fix(lost: Lost) -> None:
+    """Only what `wait` returns can be changed, and `hasattr` says so."""
+    with lost.restore() as restoring:
+        assert not hasattr(restoring, "apply")
+        with pytest.raises(NotSupportedError, match=r"being restored.*apply is not possible") as refused:
+            getattr(restoring, "apply")  # noqa: B009 - a type checker knows it without
+        assert "wait() returns it" in str(refused.value.hint)
 
 
 def test_lazy_restore_that_fails_later_fails_wait_and_not_reads(lost: Lost, held: Held) -> None:

@@ -19,6 +19,7 @@ from tests.log.workbench import LIMIT_SECONDS
 
 import tidelog
 from tidelog.cold.catalog import Catalog
+from tidelog.engine import follower as following
 from tidelog.engine import reader as reading
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import CopyObject, DeleteObject, Entry, PutObject
@@ -33,6 +34,7 @@ from tidelog.errors import (
     GapError,
     InputError,
     NotFoundError,
+    NotSupportedError,
     OffsetOutOfRangeError,
     StoreUnavailableError,
 )
@@ -345,7 +347,7 @@ def test_long_log_after_the_snapshot_is_shown_later(monkeypatch: pytest.MonkeyPa
         node.apply(40)
         node.ship_all()
     monkeypatch.setattr(reading, "_OPENING_BYTES", 1)
-    monkeypatch.setattr(reading, "_STEP_BYTES", 1)
+    monkeypatch.setattr(following, "_STEP_BYTES", 1)
     with opened(node.objects) as reader:
         assert reader.applied_seq == snapshot_seq
         assert_state(reader, node.model, snapshot_seq)
@@ -492,6 +494,39 @@ def test_read_only_engine_says_what_it_lacks(tmp_path: Path, url: str) -> None:
         tidelog.open_engine(store=url, read_only=True)
     with pytest.raises(InputError, match="take_over"):
         tidelog.open_engine(store=url, read_only=True, take_over=True)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "apply",
+        "apply_async",
+        "apply_many",
+        "update_low_water_mark",
+        "rollback_to",
+        "ship",
+        "create_checkpoint",
+        "collect_garbage",
+        "transaction",
+        "prefetch",
+        "take_over",
+    ],
+)
+def test_reader_asked_for_what_only_an_engine_does_says_where_that_is(name: str) -> None:
+    """It names the fix, and `hasattr` says that there is no such method."""
+    store = new_store()
+    with EngineNode(store).open() as node:
+        node.apply(3)
+        node.ship_all()
+        with opened(store) as reader:
+            assert not hasattr(reader, name)
+            assert name not in dir(reader)
+            with pytest.raises(NotSupportedError, match=f"{name} is not possible") as refused:
+                getattr(reader, name)
+            assert "Open it by its directory" in str(refused.value.hint)
+            with pytest.raises(AttributeError, match="no attribute 'aply'") as unknown:
+                getattr(reader, "aply")  # noqa: B009 - a type checker knows it without
+            assert not isinstance(unknown.value, NotSupportedError)
 
 
 def test_reading_creates_no_store(tmp_path: Path) -> None:

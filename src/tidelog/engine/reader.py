@@ -1,6 +1,6 @@
 """An engine read from its store alone: no directory, no claim, any number of readers beside the owner.
 
-    manifest -> newest snapshot (or sorted index of a compaction) by blocks -> changes of the log shipped after it
+    state as far as it was read (`follower.py`) -> the read path of the engine itself (`reads.py`, `scan.py`)
        └── read again every `refresh_seconds`: what was shipped since becomes visible
 
 Invariants
@@ -9,8 +9,8 @@ Invariants
   mark, so nothing that is shown is ever rolled back, and every answer is that of the owner at the same seq.
 - Opening fetches the manifest, the document of a snapshot and the log that was shipped after that. If that log is
   longer than `_OPENING_BYTES`, the snapshot is shown at once, and the log follows in the background.
-- A newer index is complete before it is shown, and its seq is shown last: a reader never sees half of a refresh.
 - A refresh that fails changes nothing, and is tried again.
+- One that an engine has taken over from (`restoring.py`) looks at the store again only for feeds that wait for more.
 """
 
 from __future__ import annotations
@@ -19,31 +19,23 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Callable
-from pathlib import Path
-from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import msgspec
 
 from tidelog.cold.catalog import Catalog
-from tidelog.cold.fetch import CacheStatistics, ColdCache
+from tidelog.cold.fetch import CacheStatistics
 from tidelog.engine.aio import TaskThreads, reading_cold
 from tidelog.engine.changes import ChangeCalls, StoredChangeLog
-from tidelog.engine.cold.manifest import Manifest, no_engine, read_manifest
 from tidelog.engine.cold.reader import ColdReader, ColdStatistics
-from tidelog.engine.mvcc.cells import BUCKETS
-from tidelog.engine.mvcc.retention import History, Marks, forgotten
-from tidelog.engine.mvcc.versions import Buckets
+from tidelog.engine.engine import Engine
+from tidelog.engine.follower import StoreFollower
+from tidelog.engine.mvcc.retention import forgotten
 from tidelog.engine.reads import EngineStat, News
 from tidelog.engine.scan import EngineScans
 from tidelog.engine.scan_iterator import AsyncScan
 from tidelog.engine.settings import EngineSettings
-from tidelog.engine.sst.snapshot import StoredState, named_states
-from tidelog.engine.sst.stored_index import StoredFiles, StoredIndex, StoredVersions
-from tidelog.engine.value_files import NoValueFiles
-from tidelog.engine.wal.replay import Replay, ShippedLog, log_range
-from tidelog.engine.wal.scan_values import ScannedRows
-from tidelog.errors import ClosedError, DataError, NotFoundError, TidelogError
+from tidelog.errors import ClosedError, NotSupportedError, TidelogError
 from tidelog.store.aio import ClosedAtExit, twin, twin_by, twin_iterator, twin_of
 from tidelog.store.keys import EngineKeys
 from tidelog.store.metadata.base import MetadataStore
@@ -53,26 +45,6 @@ from tidelog.store.scheduler import NEVER, Background, DaemonPool, Lazy
 _logger = logging.getLogger("tidelog.engine")
 _FETCHING_THREADS = 4
 _OPENING_BYTES = 16 << 20
-_STEP_BYTES = 64 << 20
-_MAX_POSITION = (1 << 64) - 1
-
-
-class _NoDisk:
-    """Nothing is on this disk."""
-
-    first_position = _MAX_POSITION
-
-    def read_stored(self, position: int, length: int) -> None:
-        """Never there."""
-
-    def read_values(self, scanned: ScannedRows) -> None:
-        """None of them is."""
-
-
-class _Start:
-    """Where history begins."""
-
-    history_start_seq = 0
 
 
 class _Standing:
@@ -87,164 +59,6 @@ class _Standing:
 
     def closed_error(self) -> ClosedError:
         return ClosedError("the engine is closed", hint="Open it again")
-
-
-class StoreFollower:
-    """The state of an engine in its store, as far as it was read: what reads need (`ReadParts`). Thread-safe."""
-
-    directory: Path | None = None
-
-    def __init__(
-        self, catalog: Catalog, objects: ObjectStore, keys: EngineKeys, fetchers: DaemonPool, cache_bytes: int
-    ) -> None:
-        self._catalog = catalog
-        self._objects = objects
-        self._keys = keys
-        self._fetchers = fetchers
-        self._log = ShippedLog(catalog, objects, fetchers)
-        self._cache = ColdCache(cache_bytes)
-        self._start = _Start()
-        self._rows: dict[bytes, bytes] = {}
-        self._replay = Replay(self._log, self, 1)
-        self._refreshing = Lock()
-        self.wal = _NoDisk()
-        self.values = NoValueFiles()
-        self.marks = Marks()
-        self.history = History(self._start)
-        self.buckets = Buckets()
-        self.versions = StoredVersions(self.buckets, self.refresh)
-        self.base_seq = 0
-        self.on_news: Callable[[], None] = lambda: None
-
-    def set(self, key: bytes, value: bytes) -> None:
-        """Takes a row that the log has changed (`RowSink`)."""
-        self._rows[key] = value
-
-    def refresh(self, max_bytes: int | None = None) -> bool:
-        """Reads the manifest, and shows everything that it covers. With `max_bytes`, a log that is longer is left for
-        later; returns whether something of it is.
-        """
-        with self._refreshing:
-            manifest = self._read_manifest()
-            self._rebase(manifest)
-            stops = self._stops(manifest)
-            if max_bytes is not None and sum(size for _, size in stops) > max_bytes:
-                return True
-            for stop_lsn, _ in stops:
-                self._advance(manifest, stop_lsn)
-            self._show(manifest, manifest.high_water_mark)
-            return False
-
-    def _read_manifest(self) -> Manifest:
-        found = read_manifest(self._catalog.metadata, self._keys)
-        if found is None:
-            raise no_engine(self._keys, self._objects, "open engine")
-        return found[0]
-
-    # The snapshot
-
-    def _rebase(self, manifest: Manifest) -> None:
-        """Begins with the newest snapshot, or goes on with one that is newer than the one in use."""
-        known_lsn = self.versions.newest.base_lsn if self._has_index else 0
-        for named in reversed(named_states(self._objects, self._keys, manifest)):
-            if named.lsn <= known_lsn:
-                return
-            try:
-                state = named.open()
-            except (DataError, NotFoundError) as error:
-                _logger.warning("a snapshot in %s cannot be used: %s", self._objects.url, error)
-                continue
-            self._use(state)
-            return
-        if not self._has_index:
-            self._require_whole_log()
-            self.versions.use(StoredIndex(StoredFiles(self._objects, (), self._cache), 1))
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether something was read: `refresh` does."""
-        return self._has_index
-
-    @property
-    def _has_index(self) -> bool:
-        return bool(self.versions._indexes)
-
-    def _use(self, state: StoredState) -> None:
-        footer = state.footer
-        files = StoredFiles(self._objects, state.parts(), self._cache, self._fetchers)
-        if self._has_index and footer.lsn <= self._replay.lsn:
-            index = self.versions.newest.rebased(files, footer.lsn)
-        else:
-            index = StoredIndex(files, footer.lsn, (), footer.history_start_seq)
-            self._replay = Replay(self._log, self, footer.lsn)
-        self._replay.history_start_seq = max(self._replay.history_start_seq, footer.history_start_seq)
-        self._use_index(index, reloads=True)
-        self.base_seq = footer.seq
-        if footer.seq > self.marks.applied_seq:
-            self._show(None, footer.seq)
-
-    def _require_whole_log(self) -> None:
-        start = self._catalog.start_offset()
-        if start > 1:
-            raise DataError(
-                f"no snapshot in {self._objects.url} can be read, and its log begins at LSN {start}",
-                operation="open engine",
-                hint="Open a replica, or put a good copy of a snapshot in its place",
-            )
-
-    # The log after it
-
-    def _stops(self, manifest: Manifest) -> list[tuple[int, int]]:
-        """Where the pieces end in which the rest of the log is replayed, with their bytes."""
-        end_lsn = manifest.high_water_lsn + 1
-        found: list[tuple[int, int]] = []
-        size = 0
-        if self._replay.lsn >= end_lsn:
-            return found
-        for one in self._catalog.between(self._replay.lsn, end_lsn):
-            size += one.raw_size
-            if size >= _STEP_BYTES and one.next_offset < end_lsn:
-                found.append((one.next_offset, size))
-                size = 0
-        return [*found, (end_lsn, size)]
-
-    def _advance(self, manifest: Manifest, stop_lsn: int) -> None:
-        self._rows = {}
-        self._replay.run_range(log_range(manifest, self._replay.lsn, stop_lsn))
-        rows, self._rows = self._rows, {}
-        index = self.versions.newest.changed(rows, self._replay.lsn, self.versions.newest.history_start_seq)
-        self._use_index(index, reloads=any(key.startswith(BUCKETS) for key in rows))
-        if self._replay.last_seq > self.marks.applied_seq:
-            self._show(None, self._replay.last_seq)
-
-    def _use_index(self, index: StoredIndex, *, reloads: bool) -> None:
-        start_seq = max(index.history_start_seq, self._replay.history_start_seq)
-        self.versions.use(StoredIndex(index.files, index.base_lsn, index.changes, start_seq))
-        self._start.history_start_seq = max(self._start.history_start_seq, start_seq)
-        if reloads:
-            self.buckets.load(index)
-
-    def _show(self, manifest: Manifest | None, seq: int) -> None:
-        """Everything up to a seq is in the index: it is visible from here on."""
-        if manifest is not None:
-            start_seq = min(manifest.history_start_seq, seq)
-            self._start.history_start_seq = max(self._start.history_start_seq, start_seq)
-        if seq > self.marks.applied_seq:
-            self.marks.applied(seq)
-            self.marks.raise_low_water_mark(seq)
-            self.marks.raise_high_water_mark(seq)
-            self.on_news()
-
-    # How it is
-
-    @property
-    def changed_bytes(self) -> int:
-        """What the changes since the snapshot take in memory."""
-        return sum(one.memory_bytes for one in self.versions.newest.changes)
-
-    def cache_statistics(self) -> CacheStatistics:
-        """Those of the blocks of the index."""
-        return self._cache.statistics()
 
 
 def _called(again: weakref.WeakMethod[Callable[[], float]]) -> float:
@@ -270,10 +84,32 @@ class ReaderStatistics(msgspec.Struct, frozen=True, kw_only=True):
     cold: ColdStatistics
 
 
-class EngineReader(EngineScans, ChangeCalls, ClosedAtExit):
+class _OnlyOfEngineError(NotSupportedError, AttributeError):
+    """What is only read has no such method: `hasattr` says so too."""
+
+
+class OnlyRead:
+    """What is read as an engine is, and has nothing else of `Engine`: asked for it, it says where it is."""
+
+    _what: ClassVar[str]
+    _hint: ClassVar[str]
+
+    if not TYPE_CHECKING:  # a type checker knows it without
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Explains why there is nothing that needs an engine of its own."""
+            if name.startswith("_") or hasattr(type(self), name) or not hasattr(Engine, name):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            raise _OnlyOfEngineError(f"{self._what}: {name} is not possible", hint=self._hint)
+
+
+class EngineReader(OnlyRead, EngineScans, ChangeCalls, ClosedAtExit):
     """An engine that is read from its store: `tidelog.open_engine(store=..., read_only=True)`. It shows what was
     shipped, owns nothing and changes nothing.
     """
+
+    _what = "this engine is read from its store, and has no directory"
+    _hint = "Open it by its directory, tidelog.open_engine(directory, store=...), or ask the process that has it open"
 
     def __init__(
         self,
@@ -304,6 +140,8 @@ class EngineReader(EngineScans, ChangeCalls, ClosedAtExit):
         self._refreshes = self._failed_refreshes = 0
         self._last_error: str | None = None
         self._background = Background(1, "tidelog-engine-reader")
+        self._is_superseded: Callable[[], bool] = lambda: False
+        """Whether an engine answers in its place: nobody begins to read here any more."""
         self._is_behind = True
         """Whether there is more in the store than opening has read."""
         try:
@@ -356,6 +194,8 @@ class EngineReader(EngineScans, ChangeCalls, ClosedAtExit):
     refresh_async = twin(refresh, reading_cold)
 
     def _refresh_again(self) -> float:
+        if self._is_superseded() and not self._news.is_awaited:
+            return self._interval  # a feed that was made before may begin to wait yet
         try:
             self.refresh()
             self._last_error = None

@@ -154,6 +154,11 @@ class News:
         for wake in self._wakers:
             wake()
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits."""
+        return bool(self._wakers)
+
     @contextlib.contextmanager
     def listening(self, wake: Callable[[], object]) -> Iterator[None]:
         """Calls it at every news, from any thread."""

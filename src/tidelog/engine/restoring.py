@@ -10,7 +10,8 @@ Invariants
 - The restore does not wait for the reader: it begins first, and asks the store for what it needs at the same time.
 - A restore that fails later fails `wait`; reads go on from the store. One that is closed midway leaves a directory that
   cannot be opened, and that the next restore begins again with, as after a crash.
-- What was begun on the reader ends there: iterators are not cut off when the engine takes over.
+- What was begun on the reader ends there: iterators are not cut off when the engine takes over. The reader asks the
+  store for nothing by itself then, unless a feed that was begun on it waits for more.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from threading import Event, Lock
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tidelog.engine.engine import Engine
-from tidelog.engine.reader import EngineReader
+from tidelog.engine.reader import EngineReader, OnlyRead
 from tidelog.engine.recovery.restore import OnProgress, RestoreProgress
 from tidelog.errors import ClosedError
 from tidelog.store.aio import ClosedAtExit, twin, twin_of
@@ -53,10 +54,13 @@ def _read(
     return call
 
 
-class RestoringEngine(ClosedAtExit):
+class RestoringEngine(OnlyRead, ClosedAtExit):
     """An engine that is being restored: `tidelog.restore_engine(..., lazy=True)`. It can be read; `wait` returns the
     engine itself, which can be changed.
     """
+
+    _what = "this engine is being restored, and is only read here"
+    _hint = "Ask the engine itself: wait() returns it when the disk is filled"
 
     def __init__(
         self,
@@ -66,6 +70,7 @@ class RestoringEngine(ClosedAtExit):
     ) -> None:
         """Opens the reader while the restore runs already. One that cannot be opened ends the restore."""
         self._restored: Engine | None = None
+        self._has_taken_over = Event()
         self._restore = restore
         self._on_progress = on_progress or (lambda progress: None)
         self._has_begun = Event()
@@ -80,6 +85,7 @@ class RestoringEngine(ClosedAtExit):
         except BaseException:
             self._end_restore()
             raise
+        self._reader._is_superseded = self._has_taken_over.is_set
         self._has_begun.wait()
         if self._engine.done():  # it has failed before it began, or is quick
             try:
@@ -99,6 +105,7 @@ class RestoringEngine(ClosedAtExit):
             with self._changing:
                 if not self._is_closed:
                     self._restored = engine
+                    self._has_taken_over.set()
                     self._engine.set_result(engine)
             if not self._engine.done():
                 engine.close()

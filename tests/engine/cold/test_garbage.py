@@ -192,6 +192,24 @@ def test_objects_go_from_the_front() -> None:
         assert node.engine.plan_garbage(horizon=80).is_empty
 
 
+def test_collection_that_moved_values_counts_them_where_they_are() -> None:
+    """Live bytes are those of all values that stay, moved ones too; a piece that waits is dead until it goes."""
+    keys = 20
+    with EngineNode(new_store(), keep_versions=1, **SETTINGS).open() as node:
+        overwrite(node, 2 * keys, keys)
+        has_waited = False
+        for seq in range(node.engine.applied_seq + 1, node.engine.applied_seq + 400, 40):
+            node.apply_these([(seq + n, PutObject("b", f"k{n % 10}", VALUE + b"%d" % n)) for n in range(40)])
+            node.ship_all()
+            report = node.engine.collect_garbage()
+            plan = node.engine.plan_garbage()
+            assert (report.live_bytes, report.dead_bytes) == (plan.live_bytes, plan.dead_bytes)
+            assert keys * len(VALUE) <= report.live_bytes <= keys * (len(VALUE) + 100)
+            has_waited |= bool(report.moved_values) and "drop" in {use.fate for use in plan.pieces}
+        assert has_waited
+        assert_kept(node)
+
+
 def test_a_restore_finds_all_that_is_kept() -> None:
     """From the newest state, and from the one before it if that is damaged."""
     store = new_store()

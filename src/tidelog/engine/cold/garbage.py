@@ -23,6 +23,8 @@ Invariants
   piece stays: the log continues there.
 - Bytes of values are counted once per version that points to them, and never for more than the size of their piece:
   live bytes are an upper bound, and a piece without any is certainly dead.
+- Live bytes of the log are those of its pieces and those behind them, where values are moved to; dead bytes are those
+  of pieces that are still there.
 - What was moved counts as moved for a piece in the store only when a restore would find it moved: the records of the
   moves are at or before the last entry that the manifest covers.
 - A plan is an upper bound: everything that it names is checked again before it is removed.
@@ -123,7 +125,8 @@ class GarbagePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a collection would do now. `place` is where the pieces are: "store" or "disk".
 
     `versions` stay and `removable_versions` go, with `removable_bytes` of values. Pieces whose records are all below
-    `drop_below_lsn` are dropped, which frees `droppable_bytes`.
+    `drop_below_lsn` are dropped, which frees `droppable_bytes`. `live_bytes` are those of values that stay, in the
+    pieces and in the log behind them, which no object has yet; `dead_bytes` are the rest of the pieces.
     """
 
     horizon_seq: int
@@ -151,7 +154,9 @@ class GarbagePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GarbageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a collection did, and what is left."""
+    """What a collection did, and what is left: `live_bytes` of values that stay, in the log, moved ones where they are
+    now; and `dead_bytes`, the rest of the pieces that are still there.
+    """
 
     history_start_seq: int
     versions: int
@@ -185,11 +190,17 @@ class GarbageStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(LiveBytes):
-    """Counts the references into each piece."""
+    """Counts the references into each piece, and behind them: what is not shipped, or written meanwhile."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
-        super().__init__((piece.first_lsn, piece.next_lsn) for piece in pieces)
+        behind_lsn = pieces[-1].next_lsn if pieces else 0
+        super().__init__([*((piece.first_lsn, piece.next_lsn) for piece in pieces), (behind_lsn, _MAX_LSN)])
         self.pieces = pieces
+
+    @property
+    def behind_bytes(self) -> int:
+        """The bytes that are pointed to behind all pieces."""
+        return self.of_pieces()[-1]
 
     @property
     def value_files(self) -> set[ValueName]:
@@ -201,7 +212,7 @@ class Usage(LiveBytes):
         the compacted LSN are in compacted data.
         """
         found: list[PieceUse] = []
-        for piece, live in zip(self.pieces, self.of_pieces(), strict=True):
+        for piece, live in zip(self.pieces, self.of_pieces()[:-1], strict=True):
             live_bytes = min(live, piece.log_bytes)
             if live and piece.next_lsn > compacted_lsn:
                 fate: Fate = "live"
@@ -600,7 +611,7 @@ class Garbage:
             wanted = max(start_seq, self._place.limit(allowed))
             usage = Usage(self._place.pieces())
             found = self._vacuum.look(self._rule(wanted if is_wanted else 0), usage)
-            return self._planned(wanted, found, self._judged(usage), self._held_back_by(horizon, allowed, wanted))
+            return self._planned(wanted, found, usage, self._held_back_by(horizon, allowed, wanted))
 
     def _held_back_by(self, horizon: int | None, allowed: int, wanted: int) -> str | None:
         if wanted < allowed:
@@ -614,9 +625,8 @@ class Garbage:
         """A horizon of 0 keeps everything: the settings do not ask for removal."""
         return self._vacuum.rule(horizon, self.retention.keep_versions)
 
-    def _planned(
-        self, horizon: int, found: Vacuumed, uses: tuple[PieceUse, ...], held_back_by: str | None
-    ) -> GarbagePlan:
+    def _planned(self, horizon: int, found: Vacuumed, usage: Usage, held_back_by: str | None) -> GarbagePlan:
+        uses = self._judged(usage)
         return GarbagePlan(
             horizon_seq=horizon,
             history_start_seq=self._history.start_seq,
@@ -627,7 +637,7 @@ class Garbage:
             place=self._place.place,
             drop_below_lsn=drop_below(uses),
             droppable_bytes=sum(use.size for use in uses if use.fate == "drop"),
-            live_bytes=sum(use.live_bytes for use in uses),
+            live_bytes=sum(use.live_bytes for use in uses) + usage.behind_bytes,
             dead_bytes=sum(use.dead_bytes for use in uses),
             pieces=uses,
             held_back_by=held_back_by,
@@ -669,15 +679,17 @@ class Garbage:
             self._place.prepare(move_to)
             uses = self._judged(usage)
         below = drop_below(uses) if plan is None else min(drop_below(uses), plan.drop_below_lsn)
-        dropped, dropped_bytes = self._drop(below)
+        gone_lsn, dropped, dropped_bytes = self._drop(below)
         moved_values = moved_bytes = 0
         for part in move_parts(uses, move_to, self.piece_bytes):
-            moved, uses = self._move_values(uses, part)
+            moved, usage = self._move_values(usage, part)
+            uses = self._judged(usage)
             moved_values, moved_bytes = moved_values + moved.values, moved_bytes + moved.bytes
             below = max(below, drop_below(uses))
-            more = self._drop(below)
+            below_lsn, *more = self._drop(below)
+            gone_lsn = max(gone_lsn, below_lsn)
             dropped, dropped_bytes = dropped + more[0], dropped_bytes + more[1]
-        left = [use for use in uses if use.next_lsn > below]
+        left = [use for use in uses if use.next_lsn > gone_lsn]
         return GarbageReport(
             history_start_seq=start_seq,
             versions=found.kept,
@@ -685,7 +697,7 @@ class Garbage:
             removed_bytes=found.removed_bytes,
             dropped_pieces=dropped,
             dropped_bytes=dropped_bytes,
-            live_bytes=sum(use.live_bytes for use in left),
+            live_bytes=sum(use.live_bytes for use in left) + usage.behind_bytes,
             dead_bytes=sum(use.dead_bytes for use in left),
             seconds=self._core.clock.monotonic() - begin,
             moved_values=moved_values,
@@ -700,21 +712,24 @@ class Garbage:
         here.remove(name for name in here.names() if name.seq <= up_to_seq and name not in used)
         self._place.remove_value_files(used, up_to_seq)
 
-    def _drop(self, below_lsn: int) -> tuple[int, int]:
-        """Drops pieces; returns their number and bytes. What a restore would not find moved is not dropped yet."""
+    def _drop(self, below_lsn: int) -> tuple[int, int, int]:
+        """Drops pieces; returns the LSN below which all are gone, their number and bytes. What a restore would not find
+        moved is not dropped yet.
+        """
         self.awaited_seq = None
         if below_lsn and not self._place.knows_moves():
             self.awaited_seq = self._core.marks.applied_seq
-            return 0, 0
-        return self._place.drop_below(below_lsn) if below_lsn else (0, 0)
+            return 0, 0, 0
+        return (below_lsn, *self._place.drop_below(below_lsn)) if below_lsn else (0, 0, 0)
 
     # Moving values: `relocation.py`
 
-    def _move_values(self, uses: tuple[PieceUse, ...], below: int) -> tuple[Moved, tuple[PieceUse, ...]]:
+    def _move_values(self, usage: Usage, below: int) -> tuple[Moved, Usage]:
         """Moves values out of the pieces below an LSN, which are the oldest; returns how the log is used then."""
         core = self._core
         if core.files.free_bytes(core.directory) < _LEAST_FREE_BYTES:
-            return Moved(), uses
+            return Moved(), usage
+        uses = self._judged(usage)
         moved = self._relocation.run(self._place.compacted_lsn(), below)
         if uses[-1].dead_bytes > max(uses[-1].live_bytes, self._least_bytes):
             with core.turns:
@@ -725,7 +740,7 @@ class Garbage:
         for cells in core.tree.steps(most_cells=_SCAN_CELLS):
             self._go_on()
             usage.count(cells)
-        return moved, self._judged(usage)
+        return moved, usage
 
     @property
     def _least_bytes(self) -> int:

@@ -38,8 +38,8 @@ from tidelog.engine.cold.shipping import removable_below
 from tidelog.engine.cold.store_link import take_over_start
 from tidelog.engine.cold.value_store import stored_values
 from tidelog.engine.core import Core
+from tidelog.engine.follower import StoreFollower
 from tidelog.engine.mvcc.cells import Cell, at, decode_cell, is_pointer, object_prefix, seq_of
-from tidelog.engine.reader import StoreFollower
 from tidelog.engine.succession import Succession
 from tidelog.engine.wal.value import CODEC_FILE
 from tidelog.errors import ClosedError, DataError, NotFoundError, TidelogError
