@@ -163,7 +163,10 @@ def _check_on_take_over(directory: Path, config: EngineConfig, *, is_given: bool
         raise InputError(
             "on_take_over is for a replica that shares its store, and this engine has its own, or none",
             operation="open engine",
-            hint="Open it with shares_store=True, or leave take_over_after_seconds and on_take_over out",
+            hint=Hint(
+                "Open it with shares_store=True, or leave take_over_after_seconds and on_take_over out",
+                "Leave take_over_after_seconds out of the settings: it is for replicas that share their store",
+            ),
         )
 
 

@@ -154,7 +154,7 @@ def plan(
     balance: Annotated[bool, typer.Option("--balance", help="As if balance were asked for.")] = False,
     shows_all: AllOption = False,
 ) -> None:
-    """Shows what the leader would decide now about topics and engines, and why.
+    """Shows what the leader would decide now, and why.
 
     Nothing is changed.
     """
