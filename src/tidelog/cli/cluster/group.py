@@ -168,7 +168,7 @@ def decisions(
     last: Annotated[int, typer.Option("--last", metavar="N", min=1, help="So many of the newest.")] = 50,
     shows_all: AllOption = False,
 ) -> None:
-    """Lists what the leader has decided about topics and engines, and why.
+    """Lists what the leader has decided, and why.
 
     The newest is the last.
     """
