@@ -76,7 +76,7 @@ class Partition:
         self.number = number
         self.topic = topic
         self.producers = producers
-        self._refused_before = RefusedBatches() if refused is None else refused
+        self._refused_before = RefusedBatches(clock=topic._clock) if refused is None else refused
         self._stored = stored
         self._unrecorded_from: int | None = None
         """While something is appended that the producers' state does not know yet: from which offset on."""

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.campaign import run_machine
 
+from tidelog.clock import ManualClock
 from tidelog.errors import DataError
 from tidelog.service.kafka.error_codes import ErrorCode
 from tidelog.service.kafka.records import StoredBatch
 from tidelog.service.kafka.transactions.producers import (
     MAX_NUMBER,
     SEQUENCES,
+    WAITED_FOR_SECONDS,
     AbortedTransaction,
     PartitionProducers,
     RefusedBatches,
@@ -112,6 +114,22 @@ def test_the_first_batch_of_a_producer_or_an_epoch_is_waited_for() -> None:
     refused.add(1, 1, 0)
     assert producers.check(1, 1, 2, 1, refused).error == ErrorCode.KAFKA_STORAGE_ERROR
     assert producers.check(1, 0, 2, 1, refused) == Verdict()
+
+
+def test_a_refused_batch_that_does_not_come_is_not_waited_for() -> None:
+    """Another node stored it and was lost with it: what follows would be refused for a while for ever, and its producer
+    never told that messages are gone."""
+    clock = ManualClock()
+    producers, refused = PartitionProducers(), RefusedBatches(clock=clock)
+    producers.record(batch(0, 1, 0, 2))
+    refused.add(1, 0, 2)
+    clock.advance(WAITED_FOR_SECONDS - 1)
+    assert producers.check(1, 0, 4, 1, refused).error == ErrorCode.KAFKA_STORAGE_ERROR
+    clock.advance(1)
+    assert producers.check(1, 0, 4, 1, refused).error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert producers.check(1, 0, 2, 2, refused) == Verdict()
+    refused.add(1, 0, 2)
+    assert producers.check(1, 0, 4, 1, refused).error == ErrorCode.KAFKA_STORAGE_ERROR
 
 
 def test_refused_batches_are_remembered_of_so_many_producers() -> None:

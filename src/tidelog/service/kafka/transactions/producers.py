@@ -13,7 +13,7 @@ Invariants
 - A control record of a transaction that has ended here is late (`is_late`): a coordinator that was replaced sent it, or
   the network kept it. Written, it would end the transaction after, which has the same producer and epoch. So the
   transactions of a transactional id are numbered, and control records carry the number, from 1 on and around.
-- A batch behind one that was refused for a while (`RefusedBatches`) is never refused for its sequence, nor taken in the
+- A batch behind one that was refused a moment ago (`RefusedBatches`) is not refused for its sequence, nor taken in the
   place of the other: librdkafka answers such a refusal with a new epoch, and numbers all that it has no answer for
   anew, in every partition, also what is stored already.
 - At most `max_producers` are known: those that were silent longest are dropped, never one with an open transaction.
@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tidelog.clock import Clock, SystemClock
 from tidelog.errors import DataError
 from tidelog.log.transactions import AbortedTransaction as AbortedTransaction
 from tidelog.log.transactions import OpenTransaction, Transactions
@@ -39,6 +40,8 @@ SEQUENCES = 1 << 31
 MAX_NUMBER = (1 << 31) - 1
 """Of a transaction; after it comes 1."""
 KEPT_BATCHES = 5
+WAITED_FOR_SECONDS = 15.0
+"""Clients send a batch again within a second or two, and are refused again as long as the partition is not open."""
 DEFAULT_MAX_PRODUCERS = 50_000
 DEFAULT_EXPIRATION_US = 24 * 3600 * 1_000_000
 _SNAPSHOT_VERSION = 1
@@ -103,19 +106,27 @@ class _Snapshot(msgspec.Struct, array_like=True):
 
 class RefusedBatches:
     """The batches for one partition that were refused, while nobody had it open for example, and that their producers
-    send again: the last ones of each. It outlives the partition's opening."""
+    send again: the last ones of each. It outlives the partition's opening.
 
-    def __init__(self, max_producers: int = 1000) -> None:
+    One that does not come within `WAITED_FOR_SECONDS` is not waited for: its producer has given it up, or another node
+    stored it, acknowledged it, and was lost with it.
+    """
+
+    def __init__(self, max_producers: int = 1000, clock: Clock | None = None) -> None:
         self._max_producers = max_producers
-        self._by_producer: dict[int, tuple[int, deque[int]]] = {}
+        self._clock = clock or SystemClock()
+        self._by_producer: dict[int, tuple[int, dict[int, float]]] = {}
+        """Epoch, and when each sequence was refused last."""
 
     def add(self, producer_id: int, epoch: int, base_sequence: int) -> None:
         """One that nothing was stored of. It need not be forgotten: once it is stored, nothing has to wait for it."""
         known = self._by_producer.pop(producer_id, None)
-        sequences = deque[int](maxlen=KEPT_BATCHES) if known is None or known[0] != epoch else known[1]
-        if base_sequence not in sequences:
-            sequences.append(base_sequence)
-        self._by_producer[producer_id] = epoch, sequences
+        refused = {} if known is None or known[0] != epoch else known[1]
+        refused.pop(base_sequence, None)
+        refused[base_sequence] = self._clock.monotonic()
+        if len(refused) > KEPT_BATCHES:
+            del refused[next(iter(refused))]
+        self._by_producer[producer_id] = epoch, refused
         if len(self._by_producer) > self._max_producers:
             del self._by_producer[next(iter(self._by_producer))]
 
@@ -125,7 +136,9 @@ class RefusedBatches:
         known = self._by_producer.get(producer_id)
         if known is None or known[0] != epoch:
             return False
-        waited_for = (one for one in known[1] if expected is None or _is_up_to(expected, one))
+        since = self._clock.monotonic() - WAITED_FOR_SECONDS
+        recent = (one for one, refused_at in known[1].items() if refused_at > since)
+        waited_for = (one for one in recent if expected is None or _is_up_to(expected, one))
         return any(one != base_sequence and _is_up_to(one, base_sequence) for one in waited_for)
 
 
