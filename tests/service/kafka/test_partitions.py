@@ -218,23 +218,6 @@ def test_late_marker_does_not_end_the_next_transaction() -> None:
     play(test)
 
 
-def test_a_batch_behind_one_of_an_undecided_transaction_is_refused_for_a_while_too() -> None:
-    """For its sequence, its producer would give the transaction up."""
-
-    async def test(partition: Partition, topic: Topic) -> None:
-        async def send(sequence: int) -> ErrorCode:
-            return (await partition.append(batch(sequence, attributes=0x10), verify=lambda: ErrorCode.NONE)).error
-
-        assert await send(0) == ErrorCode.NONE
-        partition.undecided.add(7)
-        assert await send(2) == ErrorCode.NOT_ENOUGH_REPLICAS
-        partition.undecided.clear()
-        assert [await send(sequence) for sequence in (4, 2, 4)] == [ErrorCode.KAFKA_STORAGE_ERROR, 0, 0]
-        assert topic.next_offset == 6
-
-    play(test)
-
-
 def test_sequences_that_come_again_with_other_messages_are_refused() -> None:
     """A client that aborted may use them again; taken for the old batch, the new messages would be lost."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,12 @@ from tests.service.kafka.test_server import (
 )
 
 from tidelog import _native
-from tidelog.errors import StoreUnavailableError
 from tidelog.log.append_queue import AppendQueue
 from tidelog.log.frame import MAX_PAYLOAD_BYTES
 from tidelog.service.kafka import produce_runs
-from tidelog.service.kafka.broker import Broker
 from tidelog.service.kafka.codec import decode_header, decode_request, decode_response, encode_request, wire
 from tidelog.service.kafka.error_codes import ErrorCode
-from tidelog.service.kafka.partitions import Appended, Partition
+from tidelog.service.kafka.partitions import Partition
 from tidelog.service.kafka.produce import LaterAnswer, Produce
 from tidelog.service.kafka.produce_runs import ProduceRuns
 from tidelog.service.kafka.records import Compression, compressed_batch
@@ -244,70 +241,6 @@ def test_batches_of_a_producer_are_judged_one_after_the_other(tmp_path: Path) ->
             (0, 6),
         ]
         assert await values(client) == [b"first", b"a", b"b", b"c", b"d", b"e", b"f"]
-
-    play(tmp_path, work)
-
-
-def refuse_opening(monkeypatch: pytest.MonkeyPatch, left: list[int]) -> None:
-    """Until it has failed once."""
-    opened, find = Broker.opened, Broker.partition
-
-    async def partition(*asked: Any) -> Partition:
-        refuse_once(left)
-        return await find(*asked)
-
-    monkeypatch.setattr(Broker, "opened", lambda *asked: None if left else opened(*asked))
-    monkeypatch.setattr(Broker, "partition", partition)
-
-
-def refuse_a_run(monkeypatch: pytest.MonkeyPatch, left: list[int]) -> None:
-    append = Partition.append_joined
-
-    def append_joined(*given: Any, **options: Any) -> int | None:
-        refuse_once(left)
-        return append(*given, **options)
-
-    monkeypatch.setattr(Partition, "append_joined", append_joined)
-
-
-def refuse_in_turn(monkeypatch: pytest.MonkeyPatch, left: list[int]) -> None:
-    """Where nothing is appended at once."""
-    append = Partition.append_in_turn
-
-    async def append_in_turn(*given: Any) -> Appended:
-        refuse_once(left)
-        return await append(*given)
-
-    monkeypatch.setattr(Partition, "append_joined", lambda *given, **options: None)
-    monkeypatch.setattr(Partition, "append_in_turn", append_in_turn)
-
-
-def refuse_once(left: list[int]) -> None:
-    if left and left.pop():
-        raise StoreUnavailableError("not now")
-
-
-@pytest.mark.parametrize("refuse", [refuse_opening, refuse_a_run, refuse_in_turn])
-def test_what_follows_a_batch_that_was_refused_for_a_while_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuse: Callable[[pytest.MonkeyPatch, list[int]], None]
-) -> None:
-    """Messages were stored twice: a client whose batch is refused for its sequence numbers everything that it has no
-    answer for anew, in all partitions, and that a node was killed after it had stored some of it."""
-
-    async def work(server: Running) -> None:
-        client = await server.client()
-        await client.call(PRODUCE, 9, request_of(batch_from((7, 0, 0), b"a")))
-        refuse(monkeypatch, [1])
-        sends = [((7, 0, 1), b"b"), ((7, 0, 2), b"c"), ((7, 0, 1), b"b"), ((7, 0, 2), b"c"), ((7, 0, 9), b"gap")]
-        got = await answers(client, *((PRODUCE, 9, request_of(batch_from(who, value))) for who, value in sends))
-        assert [produced(one) for one in got] == [
-            (ErrorCode.KAFKA_STORAGE_ERROR, -1),
-            (ErrorCode.KAFKA_STORAGE_ERROR, -1),
-            (0, 1),
-            (0, 2),
-            (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1),
-        ]
-        assert await values(client) == [b"a", b"b", b"c"]
 
     play(tmp_path, work)
 

@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -41,13 +40,13 @@ from tidelog.errors import (
     TopicNameError,
 )
 from tidelog.service.kafka.configs import Serving, configs_of, serving_of, settings_of
-from tidelog.service.kafka.error_codes import SENT_AGAIN, ErrorCode
+from tidelog.service.kafka.error_codes import ErrorCode
 from tidelog.service.kafka.partition_reader import ColdReads, EncodedBatches, ReadCounts
 from tidelog.service.kafka.partitions import Partition
-from tidelog.service.kafka.records import BatchHeader, Compression, Control, RecordError
+from tidelog.service.kafka.records import Compression, Control, RecordError
 from tidelog.service.kafka.stored_partitions import StoredPartitions
 from tidelog.service.kafka.transactions.producer_state import StoredProducers
-from tidelog.service.kafka.transactions.producers import PartitionProducers, RefusedBatches
+from tidelog.service.kafka.transactions.producers import PartitionProducers
 from tidelog.service.placement import Address, Alone, NotOwnerError, Placement, TopicFacts
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.directory import LogDirectory
@@ -111,8 +110,6 @@ class ServedTopic:
         """It was sealed here for another owner: no request opens it again."""
         self.released: set[int] = set()
         """Partitions that were handed over to another node: no request opens them until they are assigned again."""
-        self.refused = defaultdict[int, RefusedBatches](RefusedBatches)
-        """By partition, what was refused and comes again."""
 
 
 class Broker:
@@ -596,12 +593,6 @@ class Broker:
             running.add_done_callback(lambda done: self._opened(served, number, done))
         return await asyncio.shield(running)
 
-    def note_refused(self, name: TopicName, number: int, header: BatchHeader, error: ErrorCode) -> None:
-        """Nothing was stored of a batch, whether the partition is open or not: what is behind it waits for it."""
-        served = self._topics.get(name)
-        if served is not None and 0 <= number < served.count and header.has_producer and error in SENT_AGAIN:
-            served.refused[number].add(header.producer_id, header.producer_epoch, header.base_sequence)
-
     @property
     def read_counts(self) -> ReadCounts:
         """Where reads of consumers were answered from."""
@@ -647,8 +638,7 @@ class Broker:
                 _logger.warning(_HELD, served.name, number, error.message)
             raise
         served.held.discard(number)
-        shared = self._cold, self._encoded, served.refused[number]
-        partition = Partition(served.name, number, *opened, *shared)
+        partition = Partition(served.name, number, *opened, self._cold, self._encoded)
         served.open[number] = partition
         self.on_open(str(served.name), number, partition.topic.next_offset)
         return partition

@@ -7,7 +7,6 @@ Invariants
 - A batch that was appended waits while the disk is full, and is answered once there is room, or when its time is over.
   Refused, it would be taken for lost: a client that renumbers what it sends then stores it twice. What comes meanwhile
   is refused by the disk, and never for its sequence, which the one before it may have broken.
-- A batch behind one that was refused here for a while (`RefusedBatches`) is refused so too, until that one has come.
 - Consumers of committed messages get nothing from a batch on that is appended and not recorded yet.
 - The high watermark is what the files have: no consumer gets a message that a kill of this process could take back.
   Where messages are acknowledged by the store (`durability = "shipped"`) it is what the store has: nor one that the
@@ -28,17 +27,16 @@ from tidelog.errors import ClosedError, DiskFullError, ServerUnavailableError, T
 from tidelog.log.frame import Frames, encode_many
 from tidelog.log.log import Log
 from tidelog.service.kafka.configs import Serving
-from tidelog.service.kafka.error_codes import SENT_AGAIN, ErrorCode
+from tidelog.service.kafka.error_codes import ErrorCode
 from tidelog.service.kafka.partition_reader import ColdReads, EncodedBatches, PartitionReader
 from tidelog.service.kafka.records import (
-    BatchHeader,
     Control,
     DecodedBatch,
     StoredBatch,
     control_payload,
 )
 from tidelog.service.kafka.transactions.producer_state import StoredProducers
-from tidelog.service.kafka.transactions.producers import PartitionProducers, RefusedBatches, Verdict
+from tidelog.service.kafka.transactions.producers import PartitionProducers
 from tidelog.store.scheduler import in_store_thread
 from tidelog.topics.names import TopicName
 from tidelog.topics.topic import Topic
@@ -68,15 +66,12 @@ class Partition:
         serving: Serving,
         cold: ColdReads,
         encoded: EncodedBatches,
-        refused: RefusedBatches | None = None,
     ) -> None:
-        """`name` is the topic's, `topic` the log of this partition; `producers` were loaded from `stored`. What was
-        refused before it was open is in `refused`."""
+        """`name` is the topic's, `topic` the log of this partition; `producers` were loaded from `stored`."""
         self.name = name
         self.number = number
         self.topic = topic
         self.producers = producers
-        self._refused_before = RefusedBatches(clock=topic._clock) if refused is None else refused
         self._stored = stored
         self._unrecorded_from: int | None = None
         """While something is appended that the producers' state does not know yet: from which offset on."""
@@ -188,13 +183,14 @@ class Partition:
         if not header.has_producer:
             first = log.append_frames_at_once(frames, sync=sync)
             return None if first is None else Appended(ErrorCode.NONE, first, first + frames.count)
-        verdict = self.check(header.producer_id, header.producer_epoch, header.base_sequence, header.record_count)
+        who = (header.producer_id, header.producer_epoch, header.base_sequence)
+        verdict = self.producers.check(*who, header.record_count)
         if verdict.error is not ErrorCode.NONE:
             return self._refused(verdict.error)
         if verdict.duplicate_offset is not None:
             return None
         if verify is not None and (refusal := self._refusal(header.producer_id, verify)) is not ErrorCode.NONE:
-            return self._noted(header, refusal)
+            return Appended(refusal)
         first = log.append_frames_at_once(frames, sync=sync)
         if first is None:
             return None
@@ -269,13 +265,14 @@ class Partition:
             first = await self.topic.append_frames_async(batch.frames, timeout=timeout_seconds)
             return Appended(ErrorCode.NONE, first, first + batch.frames.count)
         await self._settle()
-        verdict = self.check(header.producer_id, header.producer_epoch, header.base_sequence, header.record_count)
+        who = (header.producer_id, header.producer_epoch, header.base_sequence)
+        verdict = self.producers.check(*who, header.record_count)
         if verdict.error is not ErrorCode.NONE:
             return self._refused(verdict.error)
         if verdict.duplicate_offset is not None:
             return await self._again(batch, verdict.duplicate_offset)
         if verify is not None and (refusal := self._refusal(header.producer_id, verify)) is not ErrorCode.NONE:
-            return self._noted(header, refusal)
+            return Appended(refusal)
         return self._recorded(batch, await self._append_recorded(batch.frames, timeout_seconds))
 
     def _refused(self, error: ErrorCode) -> Appended:
@@ -285,19 +282,6 @@ class Partition:
 
     def _refusal(self, producer_id: int, verify: Callable[[], ErrorCode]) -> ErrorCode:
         return ErrorCode.NOT_ENOUGH_REPLICAS if producer_id in self.undecided else verify()  # the client tries again
-
-    def _noted(self, header: BatchHeader, refusal: ErrorCode) -> Appended:
-        self.note_refused(header.producer_id, header.producer_epoch, header.base_sequence, refusal)
-        return Appended(refusal)
-
-    def check(self, producer_id: int, epoch: int, base_sequence: int, count: int) -> Verdict:
-        """What to do with a batch of a producer."""
-        return self.producers.check(producer_id, epoch, base_sequence, count, self._refused_before)
-
-    def note_refused(self, producer_id: int, epoch: int, base_sequence: int, error: ErrorCode) -> None:
-        """Nothing was stored of a batch. If it comes again, what is behind it waits for it."""
-        if producer_id >= 0 and error in SENT_AGAIN:
-            self._refused_before.add(producer_id, epoch, base_sequence)
 
     def _recorded(self, batch: DecodedBatch, first: int) -> Appended:
         header = batch.header

@@ -11,15 +11,13 @@ Invariants
 - What can be appended at once is, without a task, a future or a timer of its own: small batches cost little else. What
   has to wait first (a partition that is not open, a full queue, a duplicate) is appended by `append_later`.
 - Never is anything answered that a crash could take back, beyond what the client's acks allow.
-- A batch that is refused is refused alone: the other partitions of the request are appended. One that its client sends
-  again is noted (`Broker.note_refused`).
+- A batch that is refused is refused alone: the other partitions of the request are appended.
 - A request is answered within its timeout, as one that timed out where the disk has not answered yet.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -29,7 +27,7 @@ from tidelog.service.kafka.codec import wire
 from tidelog.service.kafka.error_codes import ErrorCode
 from tidelog.service.kafka.partitions import Appended, Partition
 from tidelog.service.kafka.primitives import Buffer
-from tidelog.service.kafka.records import DecodedBatch, RecordError, decode_produced, read_header
+from tidelog.service.kafka.records import DecodedBatch, RecordError, decode_produced
 from tidelog.service.kafka.requests import RequestContext, topic_name
 
 PRODUCE = 0
@@ -185,7 +183,7 @@ class Produce:
             else:
                 self._await_disk(pending, partition, appended, answer)
         except TidelogError as error:
-            self._refuse(answer, error, name, part)
+            _refuse(answer, error)
 
     async def _append(
         self, pending: PendingProduce, name: str, part: Any, answer: Any, decoded: DecodedBatch | None
@@ -202,12 +200,7 @@ class Produce:
             appended = await partition.append(batch, verify=verify)
             self._await_disk(pending, partition, appended, answer)
         except TidelogError as error:
-            self._refuse(answer, error, name, part)
-
-    def _refuse(self, answer: Any, error: TidelogError, name: str, part: Any) -> None:
-        _refuse(answer, error)
-        with contextlib.suppress(TidelogError):  # there is no such topic, or no batch
-            self._broker.note_refused(topic_name(name), part.index, read_header(part.records or b""), answer.error_code)
+            _refuse(answer, error)
 
     def _await_disk(self, pending: PendingProduce, partition: Partition, appended: Appended, answer: Any) -> None:
         answer.error_code = _code_for(pending.context.version, appended)

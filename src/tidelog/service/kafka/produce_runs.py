@@ -146,13 +146,12 @@ class ProduceRun:
         reached = 0
         try:
             async with self.partition.delayed_turn():
-                for answer, (data, start, stop), stored in zip(self.answers, self.batches, self.stored, strict=True):
+                for answer, (data, start, stop) in zip(self.answers, self.batches, strict=True):
                     try:
                         limit = self.partition.max_message_bytes
                         batch = decode_produced(memoryview(data)[start:stop], max_message_bytes=limit)
                         appended = await self.partition.append_in_turn(batch)
                     except TidelogError as error:
-                        self.partition.note_refused(*stored[2:5], error_code(error))
                         self._refuse(answer, error)
                         continue
                     if not self.is_done:
@@ -165,12 +164,6 @@ class ProduceRun:
     def _await_disk(self, next_offset: int) -> None:
         if not self.partition.reach(self.key[2] == _ALL)(next_offset, self.settle):
             self.settle(None)
-
-    def fail(self, error: TidelogError) -> None:
-        """Nothing of it was appended."""
-        for stored in self.stored:
-            self.partition.note_refused(*stored[2:5], error_code(error))
-        self.settle(error)
 
     def settle(self, error: TidelogError | None) -> None:
         """The disk has it, or why it never will."""
@@ -278,7 +271,7 @@ class ProduceRuns:
             if (partition, producer_id) in self._producers:
                 self._append_all()
                 run = self._runs[key] = self._made(key, partition, now, began)
-            verdict = partition.check(producer_id, epoch, sequence, count)
+            verdict = partition.producers.check(producer_id, epoch, sequence, count)
             if verdict.error is not ErrorCode.NONE or verdict.duplicate_offset is not None:
                 # Alone: the state that it is judged by again must have all that came before it.
                 self._append_all()
@@ -319,7 +312,7 @@ class ProduceRuns:
                 else:
                     self._delay(run)
             except TidelogError as error:
-                run.fail(error)
+                run.settle(error)
 
     def _delay(self, run: ProduceRun) -> None:
         run.partition.delay()

@@ -10,17 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.campaign import run_machine
 
-from tidelog.clock import ManualClock
 from tidelog.errors import DataError
 from tidelog.service.kafka.error_codes import ErrorCode
 from tidelog.service.kafka.records import StoredBatch
 from tidelog.service.kafka.transactions.producers import (
     MAX_NUMBER,
     SEQUENCES,
-    WAITED_FOR_SECONDS,
     AbortedTransaction,
     PartitionProducers,
-    RefusedBatches,
     Verdict,
 )
 
@@ -78,69 +75,6 @@ def test_a_gap_in_the_sequences_is_refused() -> None:
     producers.record(batch(0, 1, 0, 2))
     assert producers.check(1, 0, 3, 1).error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert producers.check(1, 0, 2, 1) == Verdict()
-
-
-def test_a_batch_behind_a_refused_one_waits_until_that_has_come() -> None:
-    """Refused for its sequence, it would have librdkafka number all that has no answer anew, also what is stored."""
-    producers, refused = PartitionProducers(), RefusedBatches()
-    producers.record(batch(0, 1, SEQUENCES - 4, 2))
-    refused.add(1, 0, SEQUENCES - 2)
-    refused.add(1, 0, SEQUENCES - 2)
-    early = Verdict(ErrorCode.KAFKA_STORAGE_ERROR)
-    assert [producers.check(1, 0, sequence, 1, refused) for sequence in (SEQUENCES - 1, 0, 5)] == [early] * 3
-    assert producers.check(1, 0, SEQUENCES - 4, 2, refused).duplicate_offset == 0
-    assert producers.check(1, 0, SEQUENCES - 2, 2, refused) == Verdict()
-    producers.record(batch(2, 1, SEQUENCES - 2, 2))
-    assert producers.check(1, 0, 0, 1, refused) == Verdict()
-    assert producers.check(1, 0, 5, 1, refused).error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-
-
-def test_a_gap_that_no_refused_batch_explains_is_refused() -> None:
-    """That batch is of another producer or epoch, stored by now, or the one that is asked about."""
-    producers, refused = PartitionProducers(), RefusedBatches()
-    producers.record(batch(0, 1, 0, 2))
-    for who in ((2, 0, 2), (1, 1, 2), (1, 0, 0), (1, 0, 7), (1, 0, 9)):
-        refused.add(*who)
-        assert producers.check(1, 0, 7, 1, refused).error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-
-
-def test_the_first_batch_of_a_producer_or_an_epoch_is_waited_for() -> None:
-    """Of an unknown producer any sequence is taken, and then the refused batch would be late."""
-    producers, refused = PartitionProducers(), RefusedBatches()
-    refused.add(1, 0, 0)
-    assert producers.check(1, 0, 2, 1, refused).error == ErrorCode.KAFKA_STORAGE_ERROR
-    assert producers.check(1, 0, 0, 2, refused) == Verdict()
-    producers.record(batch(0, 1, 0, 2))
-    refused.add(1, 1, 0)
-    assert producers.check(1, 1, 2, 1, refused).error == ErrorCode.KAFKA_STORAGE_ERROR
-    assert producers.check(1, 0, 2, 1, refused) == Verdict()
-
-
-def test_a_refused_batch_that_does_not_come_is_not_waited_for() -> None:
-    """Another node stored it and was lost with it: what follows would be refused for a while for ever, and its producer
-    never told that messages are gone."""
-    clock = ManualClock()
-    producers, refused = PartitionProducers(), RefusedBatches(clock=clock)
-    producers.record(batch(0, 1, 0, 2))
-    refused.add(1, 0, 2)
-    clock.advance(WAITED_FOR_SECONDS - 1)
-    assert producers.check(1, 0, 4, 1, refused).error == ErrorCode.KAFKA_STORAGE_ERROR
-    clock.advance(1)
-    assert producers.check(1, 0, 4, 1, refused).error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    assert producers.check(1, 0, 2, 2, refused) == Verdict()
-    refused.add(1, 0, 2)
-    assert producers.check(1, 0, 4, 1, refused).error == ErrorCode.KAFKA_STORAGE_ERROR
-
-
-def test_refused_batches_are_remembered_of_so_many_producers() -> None:
-    """Those who were refused last, and of each no more than it may have on its way."""
-    producers, refused = PartitionProducers(), RefusedBatches(max_producers=2)
-    for producer in (1, 2, 1, 3):
-        for sequence in range(8):
-            refused.add(producer, 0, sequence)
-    early = [producers.check(producer, 0, 100, 1, refused) != Verdict() for producer in (1, 2, 3)]
-    assert early == [True, False, True]
-    assert producers.check(1, 0, 3, 1, refused) == Verdict()
 
 
 def test_sequences_go_on_after_the_largest_one() -> None:

@@ -13,9 +13,6 @@ Invariants
 - A control record of a transaction that has ended here is late (`is_late`): a coordinator that was replaced sent it, or
   the network kept it. Written, it would end the transaction after, which has the same producer and epoch. So the
   transactions of a transactional id are numbered, and control records carry the number, from 1 on and around.
-- A batch behind one that was refused a moment ago (`RefusedBatches`) is not refused for its sequence, nor taken in the
-  place of the other: librdkafka answers such a refusal with a new epoch, and numbers all that it has no answer for
-  anew, in every partition, also what is stored already.
 - At most `max_producers` are known: those that were silent longest are dropped, never one with an open transaction.
 - What is open, what was aborted and the last stable offset: `Transactions` of `log/transactions.py`, fed with the same.
 """
@@ -29,7 +26,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidelog.clock import Clock, SystemClock
 from tidelog.errors import DataError
 from tidelog.log.transactions import AbortedTransaction as AbortedTransaction
 from tidelog.log.transactions import OpenTransaction, Transactions
@@ -40,8 +36,6 @@ SEQUENCES = 1 << 31
 MAX_NUMBER = (1 << 31) - 1
 """Of a transaction; after it comes 1."""
 KEPT_BATCHES = 5
-WAITED_FOR_SECONDS = 15.0
-"""Clients send a batch again within a second or two, and are refused again as long as the partition is not open."""
 DEFAULT_MAX_PRODUCERS = 50_000
 DEFAULT_EXPIRATION_US = 24 * 3600 * 1_000_000
 _SNAPSHOT_VERSION = 1
@@ -65,7 +59,6 @@ class Verdict(NamedTuple):
 
 
 _APPEND = Verdict()
-_COMES_TOO_EARLY = Verdict(ErrorCode.KAFKA_STORAGE_ERROR)
 
 
 class ActiveProducer(NamedTuple):
@@ -89,11 +82,6 @@ class _Producer:
         """The number of the last transaction that ended here; 0: of none."""
         self.batches: deque[KnownBatch] = deque(maxlen=KEPT_BATCHES)
 
-    @property
-    def expected(self) -> int:
-        """The next sequence. Without a batch, only a control record has brought this epoch."""
-        return (self.batches[-1].last_sequence + 1) % SEQUENCES if self.batches else 0
-
 
 class _Snapshot(msgspec.Struct, array_like=True):
     version: int
@@ -102,49 +90,6 @@ class _Snapshot(msgspec.Struct, array_like=True):
     open: list[tuple[int, int, int, int]]
     aborted: list[tuple[int, int, int]]
     ended: list[tuple[int, int]] = []
-
-
-class RefusedBatches:
-    """The batches for one partition that were refused, while nobody had it open for example, and that their producers
-    send again: the last ones of each. It outlives the partition's opening.
-
-    One that does not come within `WAITED_FOR_SECONDS` is not waited for: its producer has given it up, or another node
-    stored it, acknowledged it, and was lost with it.
-    """
-
-    def __init__(self, max_producers: int = 1000, clock: Clock | None = None) -> None:
-        self._max_producers = max_producers
-        self._clock = clock or SystemClock()
-        self._by_producer: dict[int, tuple[int, dict[int, float]]] = {}
-        """Epoch, and when each sequence was refused last."""
-
-    def add(self, producer_id: int, epoch: int, base_sequence: int) -> None:
-        """One that nothing was stored of. It need not be forgotten: once it is stored, nothing has to wait for it."""
-        known = self._by_producer.pop(producer_id, None)
-        refused = {} if known is None or known[0] != epoch else known[1]
-        refused.pop(base_sequence, None)
-        refused[base_sequence] = self._clock.monotonic()
-        if len(refused) > KEPT_BATCHES:
-            del refused[next(iter(refused))]
-        self._by_producer[producer_id] = epoch, refused
-        if len(self._by_producer) > self._max_producers:
-            del self._by_producer[next(iter(self._by_producer))]
-
-    def has_before(self, producer_id: int, epoch: int, base_sequence: int, expected: int | None) -> bool:
-        """Whether one comes before this batch that is not stored: it is `expected`, or after that. With None it is not
-        known what is stored."""
-        known = self._by_producer.get(producer_id)
-        if known is None or known[0] != epoch:
-            return False
-        since = self._clock.monotonic() - WAITED_FOR_SECONDS
-        recent = (one for one, refused_at in known[1].items() if refused_at > since)
-        waited_for = (one for one in recent if expected is None or _is_up_to(expected, one))
-        return any(one != base_sequence and _is_up_to(one, base_sequence) for one in waited_for)
-
-
-def _is_up_to(one: int, other: int) -> bool:
-    """Whether a sequence is not after another one: they go around."""
-    return (other - one) % SEQUENCES < SEQUENCES // 2
 
 
 def is_after(number: int, other: int) -> bool:
@@ -168,18 +113,9 @@ class PartitionProducers:
 
     # Appending
 
-    def check(
-        self, producer_id: int, epoch: int, base_sequence: int, count: int, refused: RefusedBatches | None = None
-    ) -> Verdict:
-        """What to do with a batch from a client; `refused` are those that will come again."""
+    def check(self, producer_id: int, epoch: int, base_sequence: int, count: int) -> Verdict:
+        """What to do with a batch from a client."""
         known = self._producers.get(producer_id)
-        verdict = self._checked(known, epoch, base_sequence, count)
-        if refused is None or (known is not None and verdict.error is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
-            return verdict
-        expected = None if known is None else known.expected if known.epoch == epoch else 0
-        return _COMES_TOO_EARLY if refused.has_before(producer_id, epoch, base_sequence, expected) else verdict
-
-    def _checked(self, known: _Producer | None, epoch: int, base_sequence: int, count: int) -> Verdict:
         if known is None:
             return _APPEND
         if epoch < known.epoch:
@@ -190,7 +126,9 @@ class PartitionProducers:
         for batch in known.batches:
             if batch.base_sequence == base_sequence and batch.last_sequence == last_sequence:
                 return Verdict(ErrorCode.NONE, batch.first_offset, batch.timestamp_us)
-        return _APPEND if base_sequence == known.expected else Verdict(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+        # Without a batch, only a control record has brought this epoch.
+        expected = (known.batches[-1].last_sequence + 1) % SEQUENCES if known.batches else 0
+        return _APPEND if base_sequence == expected else Verdict(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
 
     def record(self, batch: StoredBatch, heard_us: int | None = None) -> None:
         """A batch or a control record that the log has now. One that is recorded already changes nothing.
