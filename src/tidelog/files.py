@@ -111,7 +111,7 @@ class File(Protocol):
 
     def read_ranges(self, position: int, ranges: bytes) -> bytes:
         """The bytes of many ranges, one after the other: native pairs u64 of the first byte, from the position on, and
-        the count. What the file does not have is zero: whoever asks knows what must be there, and checks it.
+        the count. What the file does not have is zero: the caller knows what must be there, and checks it.
         """
         ...
 

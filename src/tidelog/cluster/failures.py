@@ -34,7 +34,7 @@ class Step:
 
 
 class Failure(str):
-    """The message of an error. `hint` is what to do about it, `told` is all of it, for operators. Clients are told of
+    """The message of an error. `hint` is what to do about it, `told` is all of it, for operators. Clients hear of
     what `is_foreseen` only."""
 
     told: str

@@ -5,7 +5,7 @@ Invariants
   changes nothing any more, however long it slept.
 - A topic's document is replaced on the version that the plan was made from; what was changed since is planned again.
 - What was decided is written in the same transaction as its consequence: there is no move without its reason.
-- A request goes after its consequences were written, among them the pin that it sets or ends, whoever made the move.
+- A request goes after its consequences were written, among them the pin that it sets or ends, also if it made no move.
 - The log of decisions is bounded: the oldest go.
 - A leader that is new reads the decisions of the last hour: limits an hour hold over changes of the leader. From there
   on it counts by a clock that never jumps.

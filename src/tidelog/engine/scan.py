@@ -41,7 +41,7 @@ _BATCHES_AHEAD = 3
 _GROWTH = 4
 
 _ScannedAhead = tuple[ScannedRows, RowsAhead | None]
-"""Rows, and their values that are on the way from the store, if some are."""
+"""Rows, and their values that the store is asked for, if some are."""
 
 
 class EngineScans(EngineStat):

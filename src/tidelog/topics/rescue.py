@@ -11,7 +11,7 @@ Invariants
 - Each partition of a topic has tails of its own. In their own topic, and in one with as many partitions, messages get
   the partition that they came from; in another one that of their key. That is settled when a tail is appended for the
   first time: partitions that are added later get nothing of it.
-- Where a tail was appended is written down by the names of logs, whoever serves them: a log that has moved to another
+- Where a tail was appended is written down by the names of logs, not of nodes: a log that has moved to another
   node is the same target.
 - Only `discard` deletes anything.
 - A fenced log that was not opened since is still in the topic's own directory. It is moved aside first, under the lock

@@ -142,7 +142,7 @@ class Places:
         return list(map(Joined._make, join_places(*self._batch[1:], gap_bytes, most_bytes)))
 
     def take_joined(self, joined: Joined, data: bytes) -> None:
-        """Takes the values out of what was read. One that is not there as the row says is told by its checksum."""
+        """Takes the values out of what was read. Its checksum shows one that is not there as the row says."""
         take_values(*self._batch, joined.indexes, data, 0)
 
     def take(self, group: Group, data: bytes | memoryview) -> int:
