@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +19,7 @@ from pyspark.sql import SparkSession
 import tidelog
 from tidelog.cli.app import run as run_command
 from tidelog.errors import ConfigError, HeldError, LeaseLostError, StoreUnavailableError
+from tidelog.findings import Finding
 from tidelog.pipeline.jobs.job import JobReport, Reconciliation, Totals
 from tidelog.pipeline.runs import run as runs
 from tidelog.pipeline.runs.definition import Definition, parse_definition
@@ -65,6 +68,7 @@ class Jobs:
     def __init__(self) -> None:
         self.done: list[str] = []
         self.errors: dict[str, Iterator[BaseException]] = {}
+        self.findings: dict[str, Iterator[Finding]] = {}
 
     def __call__(self, request: Request) -> JobReport:
         error = next(self.errors.get(request.step.name, iter(())), None)
@@ -72,7 +76,8 @@ class Jobs:
             raise error
         self.done.append(request.step.name)
         proof = Reconciliation(subject=request.step.name, went_in=Totals(messages=1))
-        return JobReport(job=request.step.do, reconciliations=(proof,), notes=("a note",))
+        found = tuple(islice(self.findings.get(request.step.name, iter(())), 1))
+        return JobReport(job=request.step.do, reconciliations=(proof,), notes=("a note",), findings=found)
 
 
 @pytest.fixture
@@ -157,6 +162,77 @@ def test_failed_step_skips_what_comes_after_it_and_is_due_again(tmp_path: Path, 
         ("report shop", "verify was not done"),
     ]
     assert _statuses(_run(definition, clock)) == {"verify": "done", "report": "done", "gc": "done"}
+
+
+def test_step_that_finds_damage_stops_what_comes_after_it(tmp_path: Path, jobs: Jobs, clock: ManualClock) -> None:
+    """Loses, without this: what a verification found damaged, to the collection behind it. The step is due again."""
+    damage = Finding(subject="shop/orders", message="a frame is damaged")
+    steps: list[dict[str, Any]] = [
+        {"do": "verify", "every": "1d"},
+        {"do": "gc", "every": "1d", "after": "verify"},
+        {"do": "ship"},
+    ]
+    definition = _definition(tmp_path, *steps)
+    jobs.findings["verify"] = iter([damage, damage])
+    report = _run(definition, clock)
+    assert _statuses(report) == {"verify": "found", "gc": "skipped", "ship": "done"}
+    assert [one.message for one in report.steps] == ["problems found: 1", None, "verify found something wrong"]
+    assert not report.ok
+    assert [one.subject for one in report.findings] == ["gc shop", "shop/orders"]
+    assert [one.subject for one in report.reconciliations] == ["verify", "ship"]
+    planned = plan_run(definition, _state(definition), clock.now_us())
+    assert [(one.is_due, one.why) for one in planned] == [
+        (True, "the last time it found something wrong"),
+        (True, "in every run"),
+        (True, "the last time it was skipped"),
+    ]
+    assert _statuses(_run(definition, clock))["gc"] == "skipped"
+    assert _statuses(_run(definition, clock)) == {"verify": "done", "gc": "done", "ship": "done"}
+    assert not plan_run(definition, _state(definition), clock.now_us())[0].is_due
+
+
+def test_step_whose_output_is_not_its_input_stops_what_comes_after_it(
+    tmp_path: Path, jobs: Jobs, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table that lacks a message is no table to go on with, although nothing was found damaged."""
+    definition = _definition(tmp_path, {"do": "ship"}, {"do": "gc", "after": "ship"})
+    unequal = Reconciliation(subject="shop/orders", went_in=Totals(messages=2), came_out=Totals(messages=1))
+    monkeypatch.setattr(runs, "do", lambda _: JobReport(job="ship", reconciliations=(unequal,)))
+    report = _run(definition, clock)
+    assert _statuses(report) == {"ship": "found", "gc": "skipped"}
+    assert report.steps[0].message == "what came out is not what went in"
+
+
+def test_finding_is_the_exit_code_and_in_the_table_of_steps(
+    tmp_path: Path, jobs: Jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cron sees 1, and a user which step found something and what waits for it, in `run` and in `plan`."""
+    tidelog.open(tmp_path / "data").close()
+    file = tmp_path / "pipeline.toml"
+    file.write_text(STAYING + 'after = "verify"\n')
+    jobs.findings["verify"] = iter([Finding(subject="shop/orders", message="a frame is damaged")])
+    assert run_command(["--json", "pipeline", "run", str(file)]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert [one["status"] for one in report["steps"]] == ["found", "skipped"]
+    assert run_command(["--json", "pipeline", "plan", str(file)]) == 0
+    assert "found something wrong" in capsys.readouterr().out
+    assert run_command(["--json", "pipeline", "run", str(file)]) == 0
+
+
+def test_run_killed_behind_a_finding_still_stops_what_comes_after_it(
+    tmp_path: Path, jobs: Jobs, clock: ManualClock
+) -> None:
+    """The next process knows what was found, skips the same, and reports it; a later run looks again."""
+    steps = [{"do": "verify"}, {"do": "ship"}, {"do": "gc", "after": "verify"}]
+    definition = _definition(tmp_path, *steps)
+    jobs.findings["verify"] = iter([Finding(subject="shop/orders", message="a frame is damaged")])
+    jobs.errors["ship"] = iter([KeyboardInterrupt()])
+    with pytest.raises(KeyboardInterrupt):
+        _run(definition, clock)
+    report = _run(definition, clock)
+    assert _statuses(report) == {"verify": "found", "ship": "done", "gc": "skipped"}
+    assert "shop/orders" in [one.subject for one in report.findings]
+    assert _run(definition, clock).ok
 
 
 def test_what_may_pass_is_tried_again_as_often_as_the_step_says(tmp_path: Path, jobs: Jobs, clock: ManualClock) -> None:

@@ -2,9 +2,9 @@
 
 Invariants
 - A step is due in every run, or with `every` when so much time has passed since the begin of the run in which it was
-  last done. A step that failed was not done: it is due again.
-- A step is taken after those that it is `after`, as far as they are in the same run; where one of them failed or was
-  skipped, it is skipped.
+  last done. A step that failed, or found something wrong, was not done: it is due again.
+- A step is taken after those that it is `after`, as far as they are in the same run; where one of them failed, found
+  something wrong or was skipped, it is skipped: nothing is collected behind a verification that found damage.
 - What may pass is tried again with growing pauses, as often as the step says; bad input and damaged data are not.
 - A step that fails ends nothing but itself and what comes after it. The run ends, is reported and is over.
 - A run that was killed is continued, with the tasks that it had. See `state.py`.
@@ -53,6 +53,7 @@ _LONGEST_FAILURE_PAUSE_SECONDS = 3600.0
 _WORTH_RETRYING = (RetryError, ConflictError, ReopenError)
 _US = 1_000_000
 _REPORT = "report"
+_UNDONE = {"found": "found something wrong", "failed": "failed", "skipped": "was skipped"}
 
 
 class PlannedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,8 +123,11 @@ def _due(step: Step, state: PipelineState, now_us: int) -> tuple[bool, str, int 
             return True, f"the run {state.run.id} was interrupted: {waiting} of {len(tasks)} tasks are left", None
         return False, f"done in the run {state.run.id}, which goes on" if tasks else f"not in {state.run.id}", None
     done_us, every = state.done_us.get(step.name), step.every_seconds
+    before = _UNDONE.get(state.undone.get(step.name, "done"))
     if every is None:
-        return True, "in every run", None
+        return True, "in every run" if before is None else f"in every run; the last time it {before}", None
+    if before is not None:
+        return True, f"the last time it {before}", now_us
     if done_us is None:
         return True, "never done", now_us
     due_us = done_us + int(every * _US)
@@ -251,7 +255,7 @@ class _Run:
             return msgspec.structs.replace(task, status="skipped", message="it is no longer declared")
         missing = self._missing(step, run)
         if missing is not None:
-            return msgspec.structs.replace(task, status="skipped", message=f"{missing} was not done")
+            return msgspec.structs.replace(task, status="skipped", message=missing)
         began, attempts = self._clock.monotonic(), _Attempts(self._request(run, step, task), self._sleep)
         status: Status = "done"
         message = kind = None
@@ -261,6 +265,8 @@ class _Run:
             status, message, kind = "failed", str(error), type(error).__name__
         else:
             self._held.book.put_report(run.id, f"{number:05}", {**msgspec.to_builtins(report), "ok": report.ok})
+            if not report.ok:
+                status, message = "found", _what_was_found(report)
         seconds = round(self._clock.monotonic() - began, 3)
         tell(_logger, "step_ended", step=task.step, on=task.subject, outcome=status, error=kind, seconds=seconds)
         return msgspec.structs.replace(
@@ -268,9 +274,12 @@ class _Run:
         )
 
     def _missing(self, step: Step, run: RunState) -> str | None:
-        """A step of this run that comes before and was not done."""
+        """Why a step has to wait: a step of this run that comes before and was not done."""
         before = {step.after} if isinstance(step.after, str) else {*step.after}
-        return next((one.step for one in run.tasks if one.step in before and one.status != "done"), None)
+        undone = next((one for one in run.tasks if one.step in before and one.status != "done"), None)
+        if undone is None:
+            return None
+        return f"{undone.step} {_UNDONE['found'] if undone.status == 'found' else 'was not done'}"
 
     def _request(self, run: RunState, step: Step, task: TaskState) -> Request:
         def on_progress(progress: Progress) -> None:
@@ -292,13 +301,14 @@ class _Run:
     def _report(self, run: RunState, is_resumed: bool, seconds: float) -> PipelineReport:
         results, reports = [], []
         for number, task in enumerate(run.tasks):
-            found = self._held.book.report(run.id, f"{number:05}") if task.status == "done" else None
+            has_report = task.status in ("done", "found")
+            found = self._held.book.report(run.id, f"{number:05}") if has_report else None
             results.append(self._result(task, f"{run.id}/{number:05}.json" if found is not None else None))
             reports.append((task, found or {}))
         failed = [
             Finding(subject=f"{one.step} {one.subject}", kind="step", message=one.message or one.status)
             for one in run.tasks
-            if one.status != "done"
+            if one.status not in ("done", "found")
         ]
         return PipelineReport(
             job="run",
@@ -330,6 +340,11 @@ class _Run:
 
 def _kept(report: dict[str, Any], name: str, kind: type[Any]) -> Iterator[Any]:
     return (msgspec.convert(one, kind) for one in report.get(name, ()))
+
+
+def _what_was_found(report: JobReport) -> str:
+    found = len(report.findings)
+    return f"problems found: {found}" if found else "what came out is not what went in"
 
 
 class _Attempts:

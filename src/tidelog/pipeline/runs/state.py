@@ -36,7 +36,8 @@ from tidelog.store.keys import pipeline_key, pipeline_runs_prefix
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.object_store import ObjectStore
 
-Status = Literal["waiting", "done", "failed", "skipped"]
+Status = Literal["waiting", "done", "found", "failed", "skipped"]
+"""`found`: it was taken to its end, and something is wrong with what it looked at or made."""
 LEASE_SECONDS = 60.0
 _US = 1_000_000
 
@@ -79,12 +80,16 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineState(msgspec.Struct, frozen=True, kw_only=True):
-    """The document. `done_us`: when the run began in which a step was last done on all of its places."""
+    """The document. `done_us`: when the run began in which a step was last done on all of its places.
+
+    `undone`: what became of the steps that were not done in their last run.
+    """
 
     version: int = 1
     holder: Holder | None = None
     run: RunState | None = None
     done_us: dict[str, int] = {}
+    undone: dict[str, Status] = {}
 
 
 class PipelineBook:
@@ -201,13 +206,15 @@ class HeldBook:
 
     def end(self, run: RunState) -> None:
         """The run is over: steps that were done on all of their places count from its begin."""
-        steps = {one.step for one in run.tasks}
-        done = steps - {one.step for one in run.tasks if one.status != "done"}
-        self._change(
-            lambda state: msgspec.structs.replace(
-                state, run=None, done_us=state.done_us | dict.fromkeys(sorted(done), run.began_us)
-            )
-        )
+        undone: dict[str, Status] = {one.step: one.status for one in reversed(run.tasks) if one.status != "done"}
+        taken = sorted({one.step for one in run.tasks})
+        done_us = {name: run.began_us for name in taken if name not in undone}
+
+        def change(state: PipelineState) -> PipelineState:
+            known = {name: status for name, status in state.undone.items() if name not in taken}
+            return msgspec.structs.replace(state, run=None, done_us=state.done_us | done_us, undone=known | undone)
+
+        self._change(change)
 
     def _change(self, change: Callable[[PipelineState], PipelineState]) -> PipelineState:
         def checked(known: PipelineState | None) -> PipelineState:
