@@ -867,6 +867,17 @@ class Simulation:
         rounds = LeaderRounds(self.etcd, KEYS, self.clock, "observer")
         return imbalance(rounds.situation(self.truth.state, self.reports.loads))
 
+    def crowded(self) -> dict[TopicName, int]:
+        """Topics of which a zone has more than its share, and how many more."""
+        zones = Counter(node.zone for node in self.nodes)
+        zone_of = {node.name: node.zone for node in self.nodes}
+        found = {}
+        for topic, placement in self.truth.state.topics.items():
+            counts = Counter(zone_of[node] for node in placement.partitions)
+            shares = {zone: -(-len(placement.partitions) * size // len(self.nodes)) for zone, size in zones.items()}
+            found[topic] = sum(max(0, count - shares[zone]) for zone, count in counts.items())
+        return {topic: too_many for topic, too_many in found.items() if too_many}
+
 
 _MISFORTUNES = (
     *(

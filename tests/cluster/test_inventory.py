@@ -6,12 +6,14 @@ import random
 
 from tidelog.cluster.documents import ClusterSettings, TopicPlacement
 from tidelog.cluster.inventory import MEASURED_SECONDS, WEIGHT_UNIT, Inventory
+from tidelog.cluster.spread import Layout
 from tidelog.service.cluster_control import Load, NodeLoad
 from tidelog.topics.names import TopicName
 
 ORDERS = TopicName("shop", "orders")
 BALANCED = ClusterSettings(strategy="balanced")
 NODES = ("", "a", "b", "c")
+LAYOUT = Layout({"a": "x", "b": "x", "c": "y"}, "abc", 0.1)
 
 
 def placed(*nodes: str, is_deleting: bool = False, pins: dict[int, str] | None = None) -> TopicPlacement:
@@ -45,6 +47,7 @@ def test_an_inventory_that_followed_changes_is_the_one_made_at_once() -> None:
             busy = {f"s/t{t}/{n}": Load(bytes_in=chance.randrange(10**7)) for t in range(6) for n in range(5)}
             loads[node] = NodeLoad(node=node, at_us=now, partitions=dict(chance.sample(sorted(busy.items()), 20)))
         followed.follow(topics, loads, float(now))
+        followed.crowded(LAYOUT if now % 3 else Layout(dict.fromkeys("ab", "x"), "a", 0.1))
         if now % 20 == 0:
             assert {node: sum(part.weight for part in followed.parts_of(node)) for node in followed.owners()} == {
                 node: followed.sum_of(node) for node in followed.owners()
@@ -54,6 +57,7 @@ def test_an_inventory_that_followed_changes_is_the_one_made_at_once() -> None:
     at_once.follow(topics, loads, 0.0)
     assert loads.keys() == set(NODES[1:])
     assert followed.counts() == at_once.counts()
+    assert followed.crowded(LAYOUT) == at_once.crowded(LAYOUT) != []
     for node in loads:  # what nobody has keeps the weight that it had
         assert (followed.sum_of(node), followed.parts_of(node)) == (at_once.sum_of(node), at_once.parts_of(node))
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Set
 from typing import NamedTuple
 
 from tidelog.cluster.documents import NOBODY, ClusterSettings, TopicPlacement
+from tidelog.cluster.spread import Layout, TopicSpread
 from tidelog.service.cluster_control import Load, NodeLoad
 from tidelog.topics.names import TopicName
 
@@ -89,6 +90,9 @@ class Inventory:
         self._weigh = weigher(settings)
         self._idle_weight = self._weigh(_IDLE)
         self._topics: dict[TopicName, TopicPlacement] = {}
+        self._layout: Layout | None = None
+        self._crowded: set[TopicName] = set()
+        self._not_looked_at: set[TopicName] = set()
         self._reports: dict[str, NodeLoad] = {}
         self._weights: dict[str, int] = {}
         self._parts: dict[str, dict[tuple[TopicName, int], None]] = {}
@@ -136,6 +140,21 @@ class Inventory:
             )
         return found
 
+    def crowded(self, layout: Layout) -> list[TopicName]:
+        """Topics of which a node or a zone has too many, by name."""
+        if not layout.is_like(self._layout):
+            self._layout = layout
+            self._not_looked_at = set(self._topics)
+        for topic in self._not_looked_at:
+            placement = self._topics.get(topic)
+            self._crowded.discard(topic)
+            if placement is None or placement.is_deleting:
+                continue
+            if TopicSpread(placement.partitions, layout).is_crowded:
+                self._crowded.add(topic)
+        self._not_looked_at.clear()
+        return sorted(self._crowded)
+
     # Following
 
     def follow(self, topics: Mapping[TopicName, TopicPlacement], loads: Mapping[str, NodeLoad], now: float) -> None:
@@ -161,6 +180,7 @@ class Inventory:
             self._drop_topic(topic)
             known = None
         self._topics[topic] = placement
+        self._not_looked_at.add(topic)
         if placement.is_deleting:
             return
         before = () if known is None else known.partitions
@@ -178,6 +198,7 @@ class Inventory:
 
     def _drop_topic(self, topic: TopicName) -> None:
         placement = self._topics.pop(topic)
+        self._not_looked_at.add(topic)
         self.pins.pop(topic, None)
         if not placement.is_deleting:
             for number, node in enumerate(placement.partitions):

@@ -7,14 +7,19 @@ In this order, and each as far as its limit goes:
     failover, assign   what nobody alive serves gets a node, at once and without a limit
     drain              what a node serves that is being drained or stopped, or is too old, goes elsewhere
     pin, move          what an operator asked for
-    balance            from the node that has most to the one that has least, while one is out of the band
+    balance            from the node that has most to the one that has least, while one is out of the band; then, while
+                       a zone or a node has too many of a topic, from there to where it has fewer: by a move where the
+                       loads allow it, else in exchange for another partition
 
 Invariants
 - The same situation gives the same decisions: nothing here asks a clock, a store or chance.
 - No move for the sake of balance makes the larger of its two nodes larger: repeating it ends.
+- What spreads a topic takes neither node further off the average than the farther one was, or than three quarters of
+  `hysteresis`: it gives balance nothing to do. All topics together are spread better by it, so it ends, too.
 - Hysteresis: balancing begins when a node is more than `hysteresis` off the average and goes on to half of that. A
   partition that was moved rests. `max_moves_per_hour` is a limit for all of it.
-- Partitions of a topic are spread over nodes, and over zones in proportion to their nodes, when they are given out.
+- Partitions of a topic are spread over nodes, and over zones in proportion to their nodes (`spread.py`): when they are
+  given out, and by balance, which of partitions of about the same weight takes one that is too many where it is.
 - A partition is decided on once in a plan.
 - A node whose disk has no room is given nothing but what is pinned to it or asked for, as long as another has room.
 - Engines are spread by their number, and the rest is as for partitions: pins, drains, requests, limits, rest.
@@ -23,11 +28,10 @@ Invariants
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -43,12 +47,21 @@ from tidelog.cluster.documents import (
     TopicPlacement,
 )
 from tidelog.cluster.inventory import WEIGHT_UNIT, Inventory, Part, load_key
+from tidelog.cluster.spread import Layout, TopicSpread
 from tidelog.service.cluster_control import Load
 from tidelog.topics.names import TopicName
 
 HOUR_SECONDS = 3600.0
 _UNEVEN_ENGINES = 2
 """A node has so many engines more than another before one is moved."""
+_CANDIDATES = 100
+"""Partitions that are compared to find one to move,"""
+_PLACES = 2
+"""nodes of a zone, and zones, that are tried for one that is too many where it is,"""
+_ALONE = 0.75
+"""So far off the average, as a part of `hysteresis`, a node may be by what spreads a topic."""
+_TRIES = 4
+"""partitions of a topic, and topics that stay as they are, in one plan: they are tried in turn, second by second."""
 
 
 class Candidate(NamedTuple):
@@ -125,6 +138,12 @@ class _Ranking:
         return self._ranked[-1]
 
 
+class _Step(NamedTuple):
+    part: Part
+    source: str
+    to: str
+
+
 class _Plan:
     def __init__(self, situation: Situation) -> None:
         self._situation = situation
@@ -142,16 +161,19 @@ class _Plan:
         }
         self._found: list[Decision] = []
         self._decided: set[str] = set()
-        self._spreads: dict[TopicName, Counter[str]] = {}
-        self._zones: dict[TopicName, Counter[str]] = {}
-        self._zone_sizes = Counter(node.zone for node in self._takers.values())
+        self._spreads: dict[TopicName, TopicSpread] = {}
+        self._layout = Layout(
+            {name: node.zone for name, node in self.usable.items()}, self._takers, self._settings.hysteresis
+        )
         self._ranking = _Ranking(self.load)
         self._ranking_of_zone = {
             zone: _Ranking({name: self.load[name] for name, node in self._takers.items() if node.zone == zone})
-            for zone in self._zone_sizes
+            for zone in self._layout.zone_sizes
         }
         """Of those that are given something."""
+        self._is_asked = any(request.kind == "balance" for request in situation.requests.values())
         self._room = max(0, self._settings.max_moves_at_once - situation.under_way)
+        self._left_this_hour = max(0, self._settings.max_moves_per_hour - situation.moves_this_hour)
 
     def decisions(self) -> list[Decision]:
         if not self.usable:
@@ -174,13 +196,10 @@ class _Plan:
         """The node of a zone that has least, of those with fewer than `most` of a topic; `has` says how many."""
         return next((found for found in self._ranking_of_zone[zone].rising() if has.get(found[1], 0) < most), None)
 
-    def _spread_of(self, topic: TopicName) -> Counter[str]:
-        """How many partitions of a topic each node has."""
+    def _spread_of(self, topic: TopicName) -> TopicSpread:
         found = self._spreads.get(topic)
         if found is None:
-            nodes = self._situation.topics[topic].partitions
-            found = self._spreads[topic] = Counter(node for node in nodes if node in self.usable)
-            self._zones[topic] = Counter(self.usable[node].zone for node in nodes if node in self.usable)
+            found = self._spreads[topic] = TopicSpread(self._situation.topics[topic].partitions, self._layout)
         return found
 
     def _choose(self, part: Part) -> str:
@@ -189,16 +208,16 @@ class _Plan:
         pin = self._pins.get((part.topic, part.number))
         if pin is not None:
             return pin
-        has = self._spread_of(part.topic)
-        share = math.ceil(len(self._situation.topics[part.topic].partitions) / len(self._takers))
+        spread = self._spread_of(part.topic)
+        has, share = spread.nodes, spread.node_share
         found = {zone: node for zone in self._ranking_of_zone if (node := self._least(zone, has, share)) is not None}
         if not found:
             found = {zone: node for zone in self._ranking_of_zone if (node := self._least(zone, {}, 1)) is not None}
         lowest = min(found.values())
         if len(found) == 1:
             return lowest[1]
-        zones = self._zones[part.topic]
-        _, load, name = min((zones[zone] / self._zone_sizes[zone], *node) for zone, node in found.items())
+        sizes = self._layout.zone_sizes
+        _, load, name = min((spread.zones[zone] / sizes[zone], *node) for zone, node in found.items())
         return name if load <= max(lowest[0], self._average) * (1 + self._settings.hysteresis) else lowest[1]
 
     def _give(self, kind: DecisionKind, part: Part, source: str, to: str, reason: str) -> None:
@@ -206,14 +225,10 @@ class _Plan:
             Decision(kind=kind, reason=reason, to=to, source=source, topic=str(part.topic), partition=part.number)
         )
         self._decided.add(part.key)
-        spread, zones = self._spread_of(part.topic), self._zones[part.topic]
+        self._spread_of(part.topic).move(source, to)
         if source in self.load:
             self._add(source, -part.weight)
-            spread[source] -= 1
-            zones[self.usable[source].zone] -= 1
         self._add(to, part.weight)
-        spread[to] += 1
-        zones[self.usable[to].zone] += 1
 
     def _add(self, name: str, weight: int) -> None:
         before = self.load[name]
@@ -273,45 +288,53 @@ class _Plan:
         return max(self._ranking.most[0] - average, average - self._ranking.least[0]) / average
 
     def _balance(self) -> None:
-        is_asked = any(request.kind == "balance" for request in self._situation.requests.values())
-        before = self.spread()
-        if not is_asked and (not self._situation.is_settled or before <= self._settings.hysteresis):
+        before, found = self.spread(), len(self._found)
+        if not self._is_asked and not self._situation.is_settled:
             return
+        if self._is_asked or before > self._settings.hysteresis:
+            self._level(before)
+        if len(self._found) == found:
+            self._spread_topics()
+
+    def _level(self, before: float) -> None:
+        """Until no node is out of half of the band."""
         band = self._settings.hysteresis / 2
-        room = self._room if is_asked else min(self._room, self._left_this_hour())
-        while room > 0 and self.spread() > band and (step := self._next_step(is_asked)) is not None:
+        while self._moves_left() > 0 and self.spread() > band and (step := self._next_step()) is not None:
             part, source, to = step
-            room -= 1
-            self._room -= 1
             reason = (
                 f"{source} has {self.load[source] / WEIGHT_UNIT:.2f} and {to} {self.load[to] / WEIGHT_UNIT:.2f} "
                 f"by the strategy {self._settings.strategy}: {before:.0%} off the average"
             )
-            self._give("balance", part, source, to, reason)
+            self._give_balance(part, source, to, reason)
 
-    def _left_this_hour(self) -> int:
-        return max(0, self._settings.max_moves_per_hour - self._situation.moves_this_hour)
+    def _moves_left(self) -> int:
+        return self._room if self._is_asked else min(self._room, self._left_this_hour)
 
-    def _is_movable(self, part: Part, is_asked: bool) -> bool:
+    def _give_balance(self, part: Part, source: str, to: str, reason: str) -> None:
+        self._room -= 1
+        self._left_this_hour -= 1
+        self._give("balance", part, source, to, reason)
+
+    def _is_movable(self, part: Part) -> bool:
         if part.key in self._decided or (part.topic, part.number) in self._pins:
             return False
-        return self._has_rested(part.key, is_asked)
+        return self._has_rested(part.key)
 
-    def _has_rested(self, subject: str, is_asked: bool) -> bool:
+    def _has_rested(self, subject: str) -> bool:
         """Whether it is long since this was moved; on request that does not matter."""
         moved_at = self._situation.moved_at.get(subject)
-        return is_asked or moved_at is None or moved_at <= self._situation.now - self._settings.rest_seconds
+        return self._is_asked or moved_at is None or moved_at <= self._situation.now - self._settings.rest_seconds
 
-    def _next_step(self, is_asked: bool) -> tuple[Part, str, str] | None:
+    def _next_step(self) -> _Step | None:
         """The best move from the node that has most to the one that has least, of its own zone if that helps."""
         lowest, average = min(ranking.least for ranking in self._ranking_of_zone.values())[1], self._average
         for load, source in self._ranking.falling():
             if source == lowest:
                 break
             for to in self._receivers(source, lowest):
-                part = self._best(source, load - self.load[to], is_asked)
+                part = self._best(source, to)
                 if part is not None:
-                    return part, source, to
+                    return _Step(part, source, to)
             if load <= average:
                 break
         return None
@@ -324,17 +347,141 @@ class _Plan:
                 yield near
         yield lowest
 
-    def _best(self, source: str, gap: int, is_asked: bool) -> Part | None:
-        """The heaviest that takes at most half of the gap; else the lightest that takes less than all of it."""
-        parts = self._inventory.parts_of(source)
+    def _best(self, source: str, to: str) -> Part | None:
+        """About the heaviest that takes at most half of the gap, by what it does to the spread of its topic; else the
+        lightest that takes less than all of it."""
+        gap, parts = self.load[source] - self.load[to], self._inventory.parts_of(source)
         fitting = bisect_left(parts, -(gap // 2), key=lambda part: part.minus_weight)
         weightless = bisect_left(parts, 0, key=lambda part: part.minus_weight)
-        for at in chain(range(fitting, weightless), range(fitting - 1, -1, -1)):
-            if parts[at].weight >= gap:
+        best = self._best_spread(islice(parts, fitting, weightless), source, to)
+        if best is not None:
+            return best
+        for part in reversed(parts[:fitting]):
+            if part.weight >= gap:
                 break
-            if self._is_movable(parts[at], is_asked):
-                return parts[at]
+            if self._is_movable(part):
+                return part
         return None
+
+    def _best_spread(self, parts: Iterator[Part], source: str, to: str) -> Part | None:
+        """Of those that have at least half of the heaviest one's weight."""
+        found: Part | None = None
+        most, enough = 0, 0.0
+        movable = (part for part in parts if self._is_movable(part))
+        for part in islice(movable, _CANDIDATES):
+            if part.weight < enough:
+                break
+            gain = self._spread_of(part.topic).gain(source, to)
+            if found is None or gain > most:
+                found, most, enough = part, gain, enough or part.weight / 2
+            if gain > 0:
+                break
+        return found
+
+    # Spreading topics
+
+    def _spread_topics(self) -> None:
+        """What has to go alone waits until there is nothing to exchange: it takes the slack that others may need."""
+        crowded = self._inventory.crowded(self._layout) if self._moves_left() > 0 else []
+        first = int(self._situation.now) * _TRIES % len(crowded) if crowded else 0
+        before = len(self._found)
+        for goes_alone in (False, True):
+            tries = 0
+            for topic in crowded[first:] + crowded[:first]:
+                while self._moves_left() > 0 and self._spread_step(topic, goes_alone):
+                    pass
+                tries += self._spread_of(topic).is_crowded
+                if tries >= _TRIES:
+                    break
+            if len(self._found) > before:
+                return
+
+    def _spread_step(self, topic: TopicName, goes_alone: bool) -> bool:
+        """Moves one partition from where there are too many of its topic to where there are fewer; False: none can."""
+        spread, tries = self._spread_of(topic), 0
+        for number, source in enumerate(self._situation.topics[topic].partitions):
+            part = Part(-self._inventory.weight(topic, number), topic, number)
+            why = spread.too_many(source) if source in self.load and self._is_movable(part) else ""
+            if not why:
+                continue
+            for to in self._roomier(spread, source):
+                steps = self._alone(part, source, to) if goes_alone else self._exchange(part, source, to)
+                if not steps or len(steps) > self._moves_left():
+                    continue
+                reason = f"of {topic}'s {spread.partitions} partitions {why}"
+                for other, here, there in steps:
+                    self._give_balance(other, here, there, reason)
+                    reason = f"in exchange for {part.key}"
+                return True
+            tries += 1
+            if tries >= _TRIES:
+                break
+        return False
+
+    def _roomier(self, spread: TopicSpread, source: str) -> Iterator[str]:
+        """The least loaded nodes where one more of a topic is not too many, of zones with the smallest part of it."""
+        sizes = self._layout.zone_sizes
+        zones = sorted(self._ranking_of_zone, key=lambda zone: (spread.zones[zone] / sizes[zone], zone))
+        for zone in zones[:_PLACES]:
+            rising = (name for _, name in self._ranking_of_zone[zone].rising())
+            yield from list(islice((name for name in rising if spread.gain(source, name) > 0), _PLACES))
+
+    def _exchange(self, part: Part, source: str, to: str) -> list[_Step]:
+        """A move, with what goes back for it so that the loads stay as even as they are: nothing, a partition of about
+        the same weight, or a heavier one for which one more goes along. Empty: it cannot be."""
+        average = self._average
+        high, low = self.load[source] - average, self.load[to] - average
+        allowed = max(abs(high), abs(low), average * self._settings.hysteresis / 2)
+        least, most = max(high - allowed, -allowed - low), min(high + allowed, allowed - low)
+        first = _Step(part, source, to)
+        if part.weight <= most:
+            return [first]
+        return self._one_back(first, part.weight - most, part.weight - least) or self._two_for_one(first, least, most)
+
+    def _alone(self, part: Part, source: str, to: str) -> list[_Step]:
+        """As far as that leaves balance nothing to do."""
+        average, off = self._average, self._average * self._settings.hysteresis * _ALONE
+        fits = self.load[source] - part.weight >= average - off and self.load[to] + part.weight <= average + off
+        return [_Step(part, source, to)] if fits else []
+
+    def _one_back(self, first: _Step, lightest: float, heaviest: float) -> list[_Step]:
+        part, source, to = first
+        alike = _between(self._inventory.parts_of(to), lightest, heaviest)
+        alike.sort(key=lambda other: (abs(other.weight - part.weight), other))
+        movable = (other for other in alike if other.topic != part.topic and self._is_movable(other))
+        for other in islice(movable, _CANDIDATES):
+            if self._spread_of(other.topic).gain(to, source) >= 0:
+                return [first, _Step(other, to, source)]
+        return []
+
+    def _two_for_one(self, first: _Step, least: float, most: float) -> list[_Step]:
+        part, source, to = first
+        more = [
+            other
+            for other in self._inventory.parts_of(source)
+            if other != part and self._spread_of(other.topic).gain(source, to) > 0 and self._is_movable(other)
+        ]
+        if not more:
+            return []
+        heaviest = part.weight + more[0].weight - least
+        heavier = _between(self._inventory.parts_of(to), part.weight + more[-1].weight - most, heaviest)
+        for back in islice(filter(self._is_movable, heavier), _CANDIDATES):
+            rest = back.weight - part.weight
+            for other in islice(_between(more, rest + least, rest + most), _PLACES):
+                steps = [first, _Step(back, to, source), _Step(other, source, to)]
+                if self._gain(steps) > 0:
+                    return steps
+        return []
+
+    def _gain(self, steps: Sequence[_Step]) -> int:
+        """Of all of them, one after the other."""
+        gain = 0
+        for part, source, to in steps:
+            gain += self._spread_of(part.topic).gain(source, to)
+            self._spread_of(part.topic).move(source, to)
+        for part, source, to in steps:
+            self._spread_of(part.topic).move(to, source)
+        return gain
 
     # Coordinators and engines
 
@@ -416,8 +563,7 @@ class _Plan:
         self._found.append(Decision(kind=kind, reason=reason, to=to, source=source, engine=name))
 
     def _even_engines(self, counts: Counter[str], stay: set[str]) -> None:
-        is_asked = any(request.kind == "balance" for request in self._situation.requests.values())
-        if not (is_asked or (self._situation.is_settled and self._left_this_hour() > 0)):
+        if not (self._is_asked or (self._situation.is_settled and self._left_this_hour > 0)):
             return
         most, least = max(counts, key=lambda node: (counts[node], node)), self._fewest_engines(counts)
         if counts[most] - counts[least] < _UNEVEN_ENGINES:
@@ -427,12 +573,18 @@ class _Plan:
                 placement.node == most
                 and not placement.pin
                 and name not in stay
-                and self._has_rested(f"engine {name}", is_asked)
+                and self._has_rested(f"engine {name}")
                 and self._takes_room()
             ):
                 reason = f"{most} has {counts[most]} engines, {least} {counts[least]}"
                 self._give_engine(name, most, "balance", least, reason, counts)
                 return
+
+
+def _between(parts: list[Part], lightest: float, heaviest: float) -> list[Part]:
+    """Those of such a weight; the parts are sorted."""
+    first = bisect_left(parts, -heaviest, key=lambda part: part.minus_weight)
+    return parts[first : bisect_right(parts, -lightest, key=lambda part: part.minus_weight)]
 
 
 def _fewest(counts: Mapping[str, int]) -> str:
