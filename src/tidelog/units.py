@@ -23,6 +23,8 @@ for _power, _letter in enumerate("kmgtp", start=1):
     _BYTES_OF[f"{_letter}b"] = Fraction(1000**_power)
     _BYTES_OF[f"{_letter}ib"] = Fraction(1024**_power)
 
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
 _SECONDS_OF = {
     "us": Fraction(1, 1_000_000),
     "ms": Fraction(1, 1000),
@@ -34,6 +36,14 @@ _SECONDS_OF = {
 }
 _PLAIN_SECONDS_OF = {**_SECONDS_OF, "": Fraction(1)}
 _PLAIN_MILLISECONDS_OF = {**{unit: 1000 * seconds for unit, seconds in _SECONDS_OF.items()}, "": Fraction(1)}
+
+
+def human_bytes(count: float) -> str:
+    """A size in the largest unit that leaves a number before the point."""
+    size, unit = float(count), 0
+    while size >= 1024 and unit < len(_BYTE_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.0f} B" if unit == 0 else f"{size:.1f} {_BYTE_UNITS[unit]}"
 
 
 def parse_bytes(text: str) -> int | float | None:

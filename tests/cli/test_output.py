@@ -20,8 +20,9 @@ import tidelog
 from tidelog.cli.app import COMMANDS, parser
 from tidelog.cli.demo import steps as demo_steps
 from tidelog.cli.dev_s3 import SeaweedServer
-from tidelog.cli.output import Output, counted, human_bytes, plain_text, table_width, terminal_text, wrapped
+from tidelog.cli.output import Output, counted, plain_text, table_width, terminal_text, wrapped
 from tidelog.cli.pipeline import job as pipeline_job
+from tidelog.units import human_bytes
 
 
 def run_on_a_terminal(arguments: list[str], directory: Path, columns: int = 120) -> str:

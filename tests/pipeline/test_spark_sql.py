@@ -16,6 +16,7 @@ from tidelog.pipeline.address import find_root
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "spark-sql.md"
 SQL = re.compile(r"^```sql\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SCRIPT = re.compile(r"^```sql script\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
@@ -104,6 +105,41 @@ def test_insert_of_rows_of_another_table_is_refused_not_misdirected(sql: SparkSe
     with find_root(tmp_path / "log").open() as log:
         assert log.topic("shop/a").next_offset == 2
         assert [str(name) for name in log.topics()] == ["shop/a"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "OPTIONS (root '{root}', topic 'shop/c')",
+        "OPTIONS (path '{root}', topic 'shop/c')",
+        "LOCATION '{root}#shop/c'",
+        "OPTIONS (topic 'shop/c') LOCATION '{root}'",
+        "TBLPROPERTIES (root '{root}', topic 'shop/c')",
+    ],
+)
+def test_table_as_select_is_refused_with_the_way_around(sql: SparkSession, tmp_path: Path, options: str) -> None:
+    """Spark hands such options to nobody: no row goes anywhere, no table stays, and the error is one line to act on."""
+    root = tmp_path / "log"
+    tidelog.open(root).close()
+    for create in ("CREATE TABLE", "CREATE OR REPLACE TABLE"):
+        with pytest.raises(PySparkException) as raised:
+            sql.sql(f"{create} c USING tidelog {options.format(root=root)} AS SELECT X'01' AS value")
+        told = str(raised.value).splitlines()[0]
+        assert "CREATE TABLE ... USING ... OPTIONS (...) alone, then INSERT INTO it" in told
+        assert "Traceback" not in str(raised.value)
+    assert sql.catalog.listTables() == []
+    with find_root(root).open() as log:
+        assert [*log.topics()] == []
+
+
+def test_script_makes_a_table_and_fills_it_in_one_statement(sql: SparkSession, tmp_path: Path) -> None:
+    """What the guide offers in the place of CREATE TABLE AS SELECT; the table is one like any other behind it."""
+    with tidelog.open(tmp_path / "shop") as log:
+        log.topic("shop/orders").append_many([b"1", b"2"])
+    sql.sql(f"CREATE TABLE orders USING tidelog OPTIONS (root '{tmp_path}/shop', topic 'shop/orders')")
+    (script,) = SCRIPT.findall(GUIDE.read_text("utf-8").replace("/data/", f"{tmp_path}/"))
+    sql.sql(script)
+    assert sorted(row.value for row in sql.table("copy").collect()) == [b"1", b"2"]
 
 
 def test_named_insert_is_stored_once(sql: SparkSession, tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ import typer
 from tidelog._native import CRC32_BY
 from tidelog.cli.dev_s3 import INSTALL_HINT, weed_program
 from tidelog.cli.errors import ExitCode, hint_of, text_of
-from tidelog.cli.output import human_bytes
 from tidelog.cli.session import Session, command
 from tidelog.clock import SystemClock
 from tidelog.errors import ConfigError, TidelogError
@@ -36,6 +35,7 @@ from tidelog.store.metadata.open import BUCKET, open_metadata_store
 from tidelog.store.object_store import ObjectStore
 from tidelog.store.urls import open_store
 from tidelog.topics.directory_info import INSIDE, LOCAL, METADATA_FILE, Place, metadata_url, read_info, settle_place
+from tidelog.units import human_bytes
 
 _COLUMNS = ("check", "status", "detail", "fix")
 

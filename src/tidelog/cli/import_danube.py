@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from tidelog.cli.output import counted, human_bytes
+from tidelog.cli.output import counted
 from tidelog.cli.session import HeldOption, Session, command, command_group
 from tidelog.errors import InputError, NotFoundError, offsets_text
 from tidelog.imports.danube.frames import Event
@@ -25,6 +25,7 @@ from tidelog.store.object_store import ObjectStore
 from tidelog.store.urls import open_store
 from tidelog.topics.directory import LogDirectory
 from tidelog.topics.names import parse_topic_name
+from tidelog.units import human_bytes
 
 _SHOWN_PLACES = 10
 

@@ -29,6 +29,7 @@ from tidelog.errors import InputError
 from tidelog.findings import OnStep
 from tidelog.topics.message import HeaderPairs, Headers, Message
 from tidelog.topics.subscription.queue import Delivery
+from tidelog.units import human_bytes
 
 # Lines of text for people: wrapped at words on a terminal, left alone in a pipe.
 #
@@ -79,7 +80,6 @@ _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 # Columns of prose, which may be wrapped.
 _PROSE = frozenset({"detail", "fix"})
 _BETWEEN_COLUMNS = 1
-_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class Output:
@@ -232,14 +232,6 @@ def _rounded(value: float) -> str:
 def counted(count: int, noun: str, plural: str = "") -> str:
     """`1 file`, `2 files`; with a plural that is not `noun` and s, `2 entries`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or noun + 's'}"
-
-
-def human_bytes(count: float) -> str:
-    """A size in the largest unit that leaves a number before the point."""
-    size, unit = float(count), 0
-    while size >= 1024 and unit < len(_BYTE_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:.0f} B" if unit == 0 else f"{size:.1f} {_BYTE_UNITS[unit]}"
 
 
 def _draw_what_fits(choices: Sequence[Sequence[str]], rows: Sequence[Row], title: str | None) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tidelog.pipeline.listener import LagListener
     from tidelog.pipeline.session.cluster import cluster_settings, pack_for_cluster
     from tidelog.pipeline.session.session import register, spark_session
+    from tidelog.pipeline.source.explained import explain
     from tidelog.pipeline.tables.tasks import read_table
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "compact_engine",
     "digest_engine",
     "engine_cost",
+    "explain",
     "find_engine",
     "find_root",
     "pack_for_cluster",
@@ -62,6 +64,7 @@ _HOMES = {
     "digest_engine": "tidelog.pipeline.jobs.engine.digest",
     "engine_cost": "tidelog.pipeline.cost.cost",
     "verify_engine": "tidelog.pipeline.jobs.engine.verify",
+    "explain": "tidelog.pipeline.source.explained",
     "LagListener": "tidelog.pipeline.listener",
     "Root": "tidelog.pipeline.address",
     "find_root": "tidelog.pipeline.address",

@@ -175,6 +175,11 @@ class EngineRoot(Address, frozen=True):
     kind: ClassVar[type[Settings]] = EngineConfig
 
     @property
+    def subject(self) -> str:
+        """What a text calls it."""
+        return f"engine {self.name} in {self.store_url}"
+
+    @property
     def keys(self) -> EngineKeys:
         """All names of the engine in its store."""
         return EngineKeys(self.name)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from tidelog.cli.dev_s3 import SeaweedServer, weed_program
-from tidelog.cli.output import Output, human_bytes
+from tidelog.cli.output import Output
 from tidelog.cold.settings import TierSettings
 from tidelog.config import EngineConfig, Settings
 from tidelog.engine.engine import Engine
@@ -36,6 +36,7 @@ from tidelog.secret import Secret
 from tidelog.store.settings import StoreSettings
 from tidelog.topics.directory import LogDirectory
 from tidelog.topics.topic import Topic
+from tidelog.units import human_bytes
 from tidelog.wiring import open_directory
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from tidelog.cli.engine.session import (
 )
 from tidelog.cli.engine.show import info_of, is_open
 from tidelog.cli.errors import ExitCode
-from tidelog.cli.output import Row, counted, human_bytes
+from tidelog.cli.output import Row, counted
 from tidelog.cli.session import Session
 from tidelog.engine.cold.garbage import Garbage, GarbagePlan, GarbageReport, ViewedStore
 from tidelog.engine.core import Core
@@ -42,6 +42,7 @@ from tidelog.engine.verify.overlay import OverlayFiles
 from tidelog.engine_wiring import open_engine_at, rebuild_manifest_of, restore_directory
 from tidelog.errors import DataError, InputError, LockedError
 from tidelog.findings import Finding, VerifyReport
+from tidelog.units import human_bytes
 
 
 def checkpoint(session: Session, take_over: TakeOverOption = False) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tidelog.cli.output import Output, counted, human_bytes
+from tidelog.cli.output import Output, counted
 from tidelog.cli.pipeline.job import (
     EngineNameOption,
     EngineOption,
@@ -24,7 +24,7 @@ from tidelog.cli.pipeline.job import (
 from tidelog.cli.session import Session
 from tidelog.errors import InputError
 from tidelog.pipeline.address import EngineRoot, Root
-from tidelog.units import parse_bytes
+from tidelog.units import human_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

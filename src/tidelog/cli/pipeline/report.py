@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidelog.cli.output import Output, counted, human_bytes
+from tidelog.cli.output import Output, counted
 from tidelog.cli.pipeline.job import (
     EngineNameOption,
     MasterOption,
@@ -22,6 +22,7 @@ from tidelog.cli.pipeline.job import (
 )
 from tidelog.cli.session import Session
 from tidelog.pipeline.address import EngineRoot
+from tidelog.units import human_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,7 @@ import typer
 from msgspec.structs import asdict
 
 from tidelog.cli.errors import ExitCode
-from tidelog.cli.output import OnDone, Row, counted, human_bytes
+from tidelog.cli.output import OnDone, Row, counted
 from tidelog.cli.session import Session, confirm
 from tidelog.cli.topic.names import (
     AllOption,
@@ -51,6 +51,7 @@ from tidelog.topics.directory_info import INSIDE
 from tidelog.topics.message import TIMESTAMP_FIELD
 from tidelog.topics.names import TopicName, parse_topic_name, read_topic_info
 from tidelog.topics.topic import Topic
+from tidelog.units import human_bytes
 
 _SHIPPED_COLUMNS = ("topic", "shipped_offset", "messages", "objects", "bytes")
 _PRUNED_COLUMNS = ("topic", "start_offset", "hot_start_offset", "messages", "objects", "object_bytes", "file_bytes")

@@ -11,7 +11,7 @@ import typer
 from msgspec.structs import asdict
 
 from tidelog.cli.errors import hint_of, text_of
-from tidelog.cli.output import counted, human_bytes
+from tidelog.cli.output import counted
 from tidelog.cli.session import HeldOption, Session, command, command_group, confirm
 from tidelog.cli.topic.admin import abort_transaction, prune, rebuild_catalog, remove_orphans, seal, ship
 from tidelog.cli.topic.names import (
@@ -37,6 +37,7 @@ from tidelog.topics.directory import LogDirectory
 from tidelog.topics.names import parse_topic_name, read_topic_info, with_own
 from tidelog.topics.rescue import Rescue
 from tidelog.topics.topic import Topic
+from tidelog.units import human_bytes
 
 _REMOTE = {
     "list": "list_topics",

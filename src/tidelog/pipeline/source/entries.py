@@ -15,10 +15,10 @@ Invariants
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -46,6 +46,7 @@ from tidelog.pipeline.source.engine_options import (
     schema_of,
 )
 from tidelog.pipeline.source.entry_batches import LogPart, log_part, read_entry_batches
+from tidelog.pipeline.source.explained import PlannedRead, tell_planned
 from tidelog.pipeline.source.options import alone, checked_schema
 from tidelog.pipeline.source.planning import Limits, TopicPlan, plan_parts
 from tidelog.pipeline.source.told import stream_reader, told_in_one_line, told_rows
@@ -180,11 +181,20 @@ class EntryLog:
                 f"the log ends at LSN {manifest.high_water_lsn}, and was to be read up to LSN {stop_lsn - 1}",
                 hint="Is it the same engine? A new one needs a new checkpoint location",
             )
-        plan = TopicPlan(alone(""), start_lsn, stop_lsn, catalog=self._engine.catalog, view=None, cold_end=stop_lsn)
         options = self._options
         limits = Limits(options.max_partition_bytes, None, options.min_partitions)
-        parts = plan_parts([plan], limits)
+        parts = plan_parts([self._plan(start_lsn, stop_lsn)], limits)
         return [self._part(one.start, one.stop, manifest, first_seq, last_seq, one) for one in parts]
+
+    def described(self, start_lsn: int, stop_lsn: int) -> PlannedRead:
+        """What is read with this range."""
+        size = self._plan(start_lsn, stop_lsn).bytes if start_lsn < stop_lsn else 0.0
+        subject = self._options.root.subject
+        return PlannedRead(subject=subject, unit="LSN", start=start_lsn, stop=stop_lsn, bytes=size)
+
+    def _plan(self, start_lsn: int, stop_lsn: int) -> TopicPlan:
+        catalog = self._engine.catalog
+        return TopicPlan(alone(""), start_lsn, stop_lsn, catalog=catalog, view=None, cold_end=stop_lsn)
 
     def _part(
         self,
@@ -202,6 +212,7 @@ class EntryLog:
 
 
 FORMAT = "tidelog_entries"
+_Made = TypeVar("_Made")
 
 
 class EntryPartition(InputPartition):
@@ -280,8 +291,24 @@ class EntriesReader(DataSourceReader):
 
     @told_in_one_line
     def partitions(self) -> list[InputPartition]:
-        options = self._options
-        starting = EARLIEST if options.starting is None else options.starting
+        return self._with_range(self._tasks)
+
+    def planned(self) -> list[PlannedRead]:
+        return self._with_range(lambda log, start_lsn, stop_lsn: [log.described(start_lsn, stop_lsn)])
+
+    def _tasks(self, log: EntryLog, start_lsn: int, stop_lsn: int) -> list[InputPartition]:
+        first_seq = log.first_seq_of(self._starting)
+        tasks = [EntryPartition(part) for part in log.parts(start_lsn, stop_lsn, first_seq, self._options.ending_seq)]
+        tell_planned(lambda: [log.described(start_lsn, stop_lsn)], len(tasks))
+        return [*tasks]
+
+    @property
+    def _starting(self) -> Start:
+        return EARLIEST if self._options.starting is None else self._options.starting
+
+    def _with_range(self, make: Callable[[EntryLog, int, int], list[_Made]]) -> list[_Made]:
+        """What is made of the LSNs that are read."""
+        options, starting = self._options, self._starting
         try:
             log = EntryLog(options)
         except NotFoundError:
@@ -292,9 +319,7 @@ class EntriesReader(DataSourceReader):
             manifest = log.manifest()
             log.check_start(starting, manifest)
             stop_lsn = log.lsn_behind(options.ending_seq, manifest)
-            start_lsn = log.readable_from(log.lsn_from(starting, manifest), stop_lsn)
-            parts = log.parts(start_lsn, stop_lsn, log.first_seq_of(starting), options.ending_seq)
-            return [EntryPartition(part) for part in parts]
+            return make(log, log.readable_from(log.lsn_from(starting, manifest), stop_lsn), stop_lsn)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return read_partition(partition, self._options, self._names)
@@ -353,6 +378,13 @@ class EntriesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @told_in_one_line
     def reportLatestOffset(self) -> Offset | None:
         return {"lsn": self._end_lsn(), "first_seq": self._log.first_seq_of(self._starting)}
+
+    def planned(self) -> list[PlannedRead]:
+        """What a query that begins now reads first."""
+        lsn, _ = _checked(self.initialOffset())
+        found = self._log.described(lsn, max(lsn, self._end_lsn()))
+        self.stop()
+        return [found]
 
     def getDefaultReadLimit(self) -> ReadLimit:
         most = self._options.max_entries_per_trigger

@@ -14,13 +14,14 @@ from __future__ import annotations
 import logging
 import secrets
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
@@ -46,6 +47,7 @@ from tidelog.pipeline.source.engine_options import (
 )
 from tidelog.pipeline.source.entries import refuse_large_seqs
 from tidelog.pipeline.source.entry_batches import PART_BYTES, LogPart, plan_log
+from tidelog.pipeline.source.explained import PlannedRead, tell_planned
 from tidelog.pipeline.source.log_changes import LastChanges, change_columns
 from tidelog.pipeline.source.object_batches import VALUE_COLUMNS, ObjectPart, RowBlocks, merged_rows, packed_tail
 from tidelog.pipeline.source.options import checked_schema
@@ -148,6 +150,13 @@ class ObjectPlan:
         cuts = [start, *self._cuts(start, stop), stop]
         created = {name: (one.seq, one.order) for name, one in self._buckets.alive(self._seq)}
         return [self._part(low, high, created) for low, high in pairwise(cuts) if low < high]
+
+    def described(self, parts: Sequence[ObjectPart]) -> PlannedRead:
+        """What is read with these parts, of rows: values are read as they are needed."""
+        places = {(file.key, one.byte): one.size for part in parts for file in part.files for one in file.blocks}
+        size = sum(places.values()) + sum(len(part.tail) for part in parts)
+        subject = self._options.root.subject
+        return PlannedRead(subject=subject, unit="seq", start=self._seq, stop=self._seq + 1, bytes=size)
 
     def _checked_seq(self) -> int:
         seq, mark = self._options.seq, self._manifest.high_water_mark
@@ -297,6 +306,7 @@ def find_base(engine: OpenedEngine, manifest: Manifest) -> Base:
 
 
 FORMAT = "tidelog_objects"
+_Made = TypeVar("_Made")
 
 
 class ObjectPartition(InputPartition):
@@ -350,7 +360,19 @@ class ObjectsReader(DataSourceReader):
 
     @told_in_one_line
     def partitions(self) -> list[InputPartition]:
-        options = self._options
+        return self._with_parts(self._options, self._tasks)
+
+    def planned(self) -> list[PlannedRead]:
+        unpinned = msgspec.structs.replace(self._options, pin_seconds=None)
+        return self._with_parts(unpinned, lambda plan, parts: [plan.described(parts)])
+
+    def _tasks(self, plan: ObjectPlan, parts: list[ObjectPart]) -> list[InputPartition]:
+        tell_planned(lambda: [plan.described(parts)], len(parts))
+        return [ObjectPartition(part) for part in parts]
+
+    def _with_parts(
+        self, options: ObjectOptions, make: Callable[[ObjectPlan, list[ObjectPart]], list[_Made]]
+    ) -> list[_Made]:
         with ExitStack() as stack:
             try:
                 engine = stack.enter_context(options.root.open(read_only=options.pin_seconds is None))
@@ -358,7 +380,8 @@ class ObjectsReader(DataSourceReader):
                 if options.is_table and options.seq is None:
                     return []  # it has shipped nothing yet
                 raise
-            return [ObjectPartition(part) for part in ObjectPlan(self._options, engine).parts()]
+            plan = ObjectPlan(options, engine)
+            return make(plan, plan.parts())
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         from tidelog.pipeline.source.object_batches import read_object_batches

@@ -33,6 +33,7 @@ from tidelog.log.binding import known_log_id, unbound
 from tidelog.log.segment import FilePart, Segment
 from tidelog.log.view import LogView
 from tidelog.pipeline.location import FilePiece, OwnerPart, ReadPart, TopicLocation
+from tidelog.pipeline.source.explained import PlannedRead
 from tidelog.pipeline.source.options import ALL_PARTITIONS, Partition, SourceOptions
 from tidelog.store.binding import StoreBinding
 from tidelog.topics.look import TopicViews
@@ -109,7 +110,9 @@ class TopicPlan:
             for (offset, position), (behind, end) in pairwise(places):
                 yield offset, behind, end - position
         for segment in self._segments:
-            yield max(segment.first_offset, self._cold_end), segment.next_offset, segment.size
+            begin, behind = max(segment.first_offset, self._cold_end), segment.next_offset
+            part = FilePart(segment, begin)
+            yield begin, behind, (part.end_byte - part.position) * (behind - begin) // (behind - part.offset)
         if self._owner is not None and self._cold_end < self.stop:
             yield max(self.start, self._cold_end), self.stop, round(self._owner.size)
 
@@ -543,6 +546,15 @@ class OpenTopics:
     def bytes_between(self, topic: str, start: int, stop: int) -> float:
         """About how many bytes a range has."""
         return self._plan_topic(topic, start, stop).bytes if start < stop else 0.0
+
+    def described(self, ranges: Mapping[str, tuple[int, int]]) -> list[PlannedRead]:
+        """What is read with these ranges, in the order of topics and partitions."""
+        return [self._described(self.partition(log), *ends) for log, ends in ranges.items()]
+
+    def _described(self, name: Partition, start: int, stop: int) -> PlannedRead:
+        subject = name.topic if self._layout(name.topic) is None else f"{name.topic} partition {name.number}"
+        size = self.bytes_between(name.log, start, stop)
+        return PlannedRead(subject=subject, unit="offset", start=start, stop=stop, bytes=size)
 
     def offset_behind(self, topic: str, start: int, stop: int, share: float) -> int:
         """The offset after about this share of a range's bytes, and after at least one message."""

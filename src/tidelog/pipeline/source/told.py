@@ -109,6 +109,9 @@ class _RefusedStream(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> NoReturn:
         self._refuse()
 
+    def planned(self) -> NoReturn:
+        self._refuse()
+
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing was read."""
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -37,6 +38,7 @@ from tidelog.log.tail_cache import Batch
 from tidelog.pipeline.location import ReadPart, TopicLocation
 from tidelog.pipeline.source.arrow import arrow_schema, record_batch
 from tidelog.pipeline.source.declared import declared, found_declaration, is_table, options_for, options_in
+from tidelog.pipeline.source.explained import PlannedRead, tell_planned
 from tidelog.pipeline.source.options import (
     TOPIC_COLUMNS,
     SourceOptions,
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 
 
 FORMAT = "tidelog"
+_Made = TypeVar("_Made")
 
 
 class TopicPartition(InputPartition):
@@ -149,13 +152,25 @@ class TopicReader(DataSourceReader):
 
     @told_in_one_line
     def partitions(self) -> list[InputPartition]:
+        return self._with_ranges(self._tasks)
+
+    def planned(self) -> list[PlannedRead]:
+        return self._with_ranges(OpenTopics.described)
+
+    def _tasks(self, topics: OpenTopics, ranges: dict[str, tuple[int, int]]) -> list[InputPartition]:
+        tasks = topics.plan_tasks(ranges)
+        tell_planned(partial(topics.described, ranges), len(tasks))
+        return [TopicPartition(parts, topics.place) for parts in tasks]
+
+    def _with_ranges(self, make: Callable[[OpenTopics, dict[str, tuple[int, int]]], list[_Made]]) -> list[_Made]:
+        """What is made of the range of each log that is read, by names."""
         _refuse_empty_ranges(self._options)
         if self._options.is_table and not self._options.root.is_there:
             return []  # the first INSERT makes it
         with OpenTopics(self._options) as topics:
             topics.check_places()
             ranges = {log: self._range(topics, log) for log in topics.names() if self._is_there(topics, log)}
-            return [TopicPartition(parts, topics.place) for parts in topics.plan_tasks(ranges)]
+            return make(topics, ranges)
 
     def _is_there(self, topics: OpenTopics, log: str) -> bool:
         """A table is empty while the topic that it is to have is not there."""

@@ -34,6 +34,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tidelog.errors import NotFoundError, OffsetOutOfRangeError
+from tidelog.pipeline.source.explained import PlannedRead
 from tidelog.pipeline.source.options import (
     Partition,
     SourceOptions,
@@ -147,6 +148,16 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if options.min_offsets_per_trigger is not None:
             return ReadMinRows(options.min_offsets_per_trigger)
         return ReadAllAvailable()
+
+    def planned(self) -> list[PlannedRead]:
+        """What a query that begins now reads first."""
+        starts, _ = self._found(self.initialOffset())
+        ends = self._known_ends()
+        found = self._topics.described(
+            {log: (start, max(start, ends.get(log, start))) for log, start in starts.items()}
+        )
+        self.stop()
+        return found
 
     # The next batch
 
