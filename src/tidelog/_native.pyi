@@ -74,6 +74,9 @@ def decode_payloads(message_type: Callable[..., _T], first_offset: int, payloads
 def extensions(
     buffer: Buffer, positions: Buffer, lengths: Buffer, start: int, stop: int, /
 ) -> list[bytes | None] | None: ...
+def newest_producers(
+    first_offset: int, buffer: Buffer, positions: Buffer, lengths: Buffer, start: int, stop: int, /
+) -> list[tuple[bytes, int]]: ...
 def gather_columns(
     first_offset: int,
     buffer: Buffer,
@@ -212,6 +215,7 @@ def gather_entries(
     max_bytes: int,
     /,
 ) -> tuple[int, int, int, tuple[bytes, ...], tuple[bytes, ...]]: ...
+def metadata_columns(ends: bytes, data: bytes, /) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes] | None: ...
 def encode_plain_entries(
     first_lsn: int,
     buffer: Buffer,
@@ -437,6 +441,20 @@ def gather_values(
     first_lsn: int,
     buffer: Buffer,
     positions: Buffer,
+    lengths: Buffer,
+    lsns: Buffer,
+    sizes: Buffer,
+    stored: Buffer,
+    crcs: Buffer,
+    codecs: Buffer,
+    start: int,
+    stop: int,
+    /,
+) -> tuple[bytes, bytes]: ...
+def cut_values(
+    first_byte: int,
+    buffer: Buffer,
+    places: Buffer,
     lengths: Buffer,
     lsns: Buffer,
     sizes: Buffer,

@@ -12,7 +12,10 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator
+from itertools import accumulate, pairwise
+from typing import Any
 
+import msgspec
 from tests.oracles.frames import byte_view, crc32, places
 
 from tidelog.engine.wal.record_header import (
@@ -37,6 +40,7 @@ from tidelog.engine.wal.replay import (
 )
 from tidelog.errors import DataError
 from tidelog.log.frame import Buffer
+from tidelog.pipeline.source.entry_batches import as_text
 
 _LENGTH = struct.Struct("<I")
 _PUT_OBJECT = 4
@@ -247,3 +251,45 @@ def _value(record: memoryview, head: OperationHead, lsn: int, wanted: int) -> tu
         value[_LENGTH.size : start] if wanted & WANT_METADATA else b"",
         value[start:] if wanted & WANT_VALUES else b"",
     )
+
+
+def metadata_columns(ends: bytes, data: bytes) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes] | None:
+    """(ends, name ends, names, value ends, values, a byte a value: 0 for null); None where only a decoder helps."""
+    if len(ends) < 4 or len(ends) % 4:
+        raise ValueError("ends are not an array of one more than the rows")
+    bounds, counts = memoryview(ends).cast("I"), [0]
+    names, values = list[bytes](), list[str | None]()
+    for start, end in pairwise(bounds):
+        if start > end or end > len(data):
+            raise ValueError("a row lies outside of its column")
+        found = _plain_map(data[start:end])
+        if found is None:
+            return None
+        names += found
+        values += [None if value is None else as_text(value) for value in found.values()]
+        counts.append(len(names))
+    texts = [(value or "").encode() for value in values]
+    return (
+        array("I", counts).tobytes(),
+        array("I", accumulate(map(len, names), initial=0)).tobytes(),
+        b"".join(names),
+        array("I", accumulate(map(len, texts), initial=0)).tobytes(),
+        b"".join(texts),
+        bytes(value is not None for value in values),
+    )
+
+
+def _plain_map(packed: bytes) -> dict[bytes, Any] | None:
+    """A map whose names are text in strict order, and its values nothing that has a fraction or parts."""
+    if not packed:
+        return {}
+    try:
+        found = msgspec.msgpack.decode(packed)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        return None
+    said = {0xDE: packed[1:3], 0xDF: packed[1:5]}.get(packed[0], bytes([packed[0] & 15]))
+    named = {name.encode(): value for name, value in found.items()}
+    is_plain = all(value is None or type(value) in (str, bool, int, bytes) for value in named.values())
+    return named if is_plain and list(named) == sorted(named) and int.from_bytes(said, "big") == len(named) else None

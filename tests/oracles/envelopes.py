@@ -16,7 +16,7 @@ from tests.oracles.frames import byte_view, places
 
 from tidelog.errors import DataError, InputError
 from tidelog.log.frame import Buffer
-from tidelog.topics.message import LEAST_US, MOST_US, Headers
+from tidelog.topics.message import LEAST_US, MOST_US, Headers, decode_extension
 
 _FIXED = struct.Struct("<BBHIqII")
 _HEADER = struct.Struct("<HI")
@@ -171,6 +171,21 @@ def extensions(
         for _, position, length in places(view, positions, lengths, start, stop)
     ]
     return found if any(found) else None
+
+
+def newest_producers(
+    first_offset: int, buffer: Buffer, positions: Buffer, lengths: Buffer, start: int, stop: int, /
+) -> list[tuple[bytes, int]]:
+    """The newest message of each producer that frames `start` to `stop` (exclusive) name; damage names nobody."""
+    newest: dict[bytes, int] = {}
+    for index, data in enumerate(extensions(buffer, positions, lengths, start, stop) or (), start):
+        try:
+            producer = None if data is None else decode_extension(data).producer
+        except DataError:
+            continue
+        if producer is not None:
+            newest[producer.name.encode()] = first_offset + index
+    return list(newest.items())
 
 
 def _extension(payload: bytes) -> bytes | None:

@@ -240,6 +240,40 @@ def gather_values(
     return b"".join(data), struct.pack(f"<{len(found)}I", *found)
 
 
+def cut_values(
+    first_byte: int,
+    buffer: Buffer,
+    places: Buffer,
+    lengths: Buffer,
+    lsns: Buffer,
+    sizes: Buffer,
+    stored: Buffer,
+    crcs: Buffer,
+    codecs: Buffer,
+    start: int,
+    stop: int,
+) -> tuple[bytes, bytes]:
+    """(stored values, their checksums)."""
+    view, data = memoryview(buffer), list[bytes]()
+    starts, counts = _numbers(places, "Q"), _numbers(lengths, "I")
+    if len(starts) != len(counts):
+        raise ValueError("positions and lengths are not arrays of the same count")
+    claims = [_numbers(one, code) for one, code in ((lsns, "Q"), (sizes, "Q"), (stored, "I"), (crcs, "I"))]
+    if any(len(claim) < stop for claim in claims):
+        raise ValueError("a column has fewer rows than were named")
+    for row in range(start, stop):
+        lsn, size, stored_bytes, crc = (claim[row] for claim in claims)
+        if row >= len(starts):
+            raise ValueError(f"there is no place {row}")
+        at = starts[row] - first_byte
+        if at < 0 or at + stored_bytes > len(view):
+            raise DataError(f"{stored_bytes} bytes at byte {starts[row]} are not in the file, LSN {lsn}")
+        data.append(bytes(view[at : at + stored_bytes]))
+        if memoryview(codecs)[row] == CODEC_NONE:
+            _require_value(data[-1], size, crc, lsn)
+    return b"".join(data), struct.pack(f"<{len(data)}I", *map(crc32, data))
+
+
 def _require_value(value: bytes, size: int, crc: int, lsn: int) -> None:
     if crc32(value) != crc:
         raise DataError(f"the checksum of the object's value does not match, LSN {lsn}")

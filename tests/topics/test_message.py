@@ -332,6 +332,33 @@ def test_extensions_are_gathered_from_a_batch(parts: list[tuple[Any, ...]], star
         assert got[1] == (expected if any(expected) else None)
 
 
+PRODUCERS = st.builds(
+    message.encode_extension,
+    producer=st.builds(message.ProducerMark, st.just(1), st.integers(0, 9), st.sampled_from(["", "a", "b", "é"])),
+    deliver_at_us=st.none() | TIMES,
+)
+
+
+@settings(max_examples=examples(100))
+@given(
+    st.lists(st.one_of(st.just(b""), PRODUCERS, PRODUCERS, EXTENSIONS), max_size=12),
+    st.lists(st.tuples(st.integers(0, 11), st.integers(0, 40), st.integers(0, 255)), max_size=3),
+    st.integers(-1, 13),
+)
+def test_newest_message_of_each_producer_is_found(
+    extensions: list[bytes], changes: list[tuple[int, int, int]], stop: int
+) -> None:
+    """A name counts where its extension is sound; one that is damaged names nobody."""
+    payloads = [bytearray(twin.encode(b"", None, None, 5, extension)) for extension in extensions]
+    for number, at, byte in changes:
+        if number < len(payloads):
+            payloads[number][(24 + at) % len(payloads[number])] = byte
+    frames = frame.encode_many(40, [bytes(payload) for payload in payloads])
+    places = frames.buffer, frames.positions, frames.lengths
+    assert_twins_agree("newest_producers", 40, *places, 0, stop)
+    assert_twins_agree("newest_producers", 40, *places, 1, 99)
+
+
 @settings(max_examples=examples(100))
 @given(
     st.tuples(st.binary(max_size=20), KEYS, HEADERS, TIMES, EXTENSIONS),
@@ -369,6 +396,7 @@ def test_twins_agree_on_places_that_lie(places: list[tuple[int, int]]) -> None:
     assert_twins_agree("decode_frames", Message, 0, buffer, positions, lengths, 0, 9)
     assert_twins_agree("decode_frames", Message, 0, buffer, positions, lengths + b"x", 0, 9)
     assert_twins_agree("extensions", buffer, positions, lengths, 0, 9)
+    assert_twins_agree("newest_producers", 0, buffer, positions, lengths, 0, 9)
 
 
 # ---- memory ----

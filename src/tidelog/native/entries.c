@@ -9,6 +9,7 @@
 #include "crc32.h"
 #include "entries_encode.h"
 #include "entries_versions.h"
+#include "metadata_columns.h"
 #include "native.h"
 #include "operation.h"
 
@@ -394,6 +395,9 @@ PyMethodDef entry_methods[] = {
     {"encode_plain_entries", (PyCFunction)(void (*)(void))entries_encode_plain, METH_FASTCALL,
      PyDoc_STR("encode_plain_entries(first_lsn, buffer, positions, lengths, indexes, start, max_records, max_bytes): "
                "(entries, where to go on, (seqs, times, value ends, values)).")},
+    {"metadata_columns", (PyCFunction)(void (*)(void))entries_metadata_columns, METH_FASTCALL,
+     PyDoc_STR("metadata_columns(ends, data): (ends, name ends, names, value ends, values, a byte a value: 0 for null); None "
+               "where a row has what only a decoder understands.")},
     {"gather_versions", (PyCFunction)(void (*)(void))entries_gather_versions, METH_FASTCALL,
      PyDoc_STR("gather_versions(raw, seq, all_versions, start, stop, settled, bucket_ends, bucket_names, bucket_seqs, "
                "bucket_orders): (versions, the name decided about last, numbers, strings).")},

@@ -12,6 +12,7 @@
 #include "envelopes_decode.h"
 #include "envelopes_encode.h"
 #include "envelopes_partitions.h"
+#include "envelopes_producers.h"
 #include "envelopes_rows.h"
 #include "murmur2.h"
 
@@ -26,6 +27,8 @@ PyMethodDef envelope_methods[] = {
            "decode_payloads(message_type, first_offset, payloads): messages of payloads that are not framed yet."),
     METHOD("extensions", envelopes_extensions,
            "extensions(buffer, positions, lengths, start, stop): those of frames, or None when no message has one."),
+    METHOD("newest_producers", envelopes_newest_producers,
+           "newest_producers(first_offset, buffer, positions, lengths, start, stop): [(name, offset of its newest)]."),
     METHOD("gather_columns", envelopes_gather_columns,
            "gather_columns(first_offset, buffer, positions, lengths, start, stop, wanted, max_rows, max_bytes): "
            "messages of frames as the buffers of Arrow columns."),

@@ -23,6 +23,9 @@ PyMethodDef tree_row_methods[] = {
     METHOD("gather_values", tree_gather_values,
            "gather_values(first_lsn, buffer, positions, lengths, lsns, sizes, stored, crcs, codecs, start, stop): "
            "(stored values, their checksums)."),
+    METHOD("cut_values", tree_cut_values,
+           "cut_values(first_byte, buffer, bytes, stored, lsns, sizes, stored, crcs, codecs, start, stop): "
+           "(stored values, their checksums)."),
     METHOD("block_rows", tree_block_rows,
            "block_rows(raw, has_places): (rows, (key ends, keys, value ends, values, parts))."),
     METHOD("pack_rows", tree_pack_rows,

@@ -298,7 +298,7 @@ static PyObject *tree_merge_values(PyObject *module, PyObject *const *arguments,
     return answer;
 }
 
-/* ---- gather_values ---- */
+/* ---- gather_values, cut_values ---- */
 
 #define VALUE_CLAIMS 5
 
@@ -306,14 +306,14 @@ static PyObject *tree_merge_values(PyObject *module, PyObject *const *arguments,
 typedef struct {
     Places places;
     Py_buffer claims[VALUE_CLAIMS];
-    uint64_t first_lsn;
+    uint64_t first; /* the LSN, or the byte, with which the buffer begins */
     size_t start, stop;
 } Gathering;
 
 static const size_t claim_widths[VALUE_CLAIMS] = {8, 8, 4, 4, 1};
 
 static int gathering_take(Gathering *gathering, PyObject *const *arguments) {
-    if (parse_u64(arguments[0], &gathering->first_lsn) < 0 || parse_index(arguments[9], "start", &gathering->start) < 0 ||
+    if (parse_u64(arguments[0], &gathering->first) < 0 || parse_index(arguments[9], "start", &gathering->start) < 0 ||
         parse_index(arguments[10], "stop", &gathering->stop) < 0 || places_take(&gathering->places, arguments + 1) < 0) {
         return -1;
     }
@@ -362,15 +362,18 @@ static int value_end(NativeState *state, Slice record, uint64_t lsn, size_t *end
     return 0;
 }
 
-static int value_stored(NativeState *state, const Gathering *gathering, size_t row, Slice *stored) {
+/* Where a value is stored. */
+typedef int StoredValue(NativeState *state, const Gathering *gathering, size_t row, Slice *stored);
+
+static int value_in_record(NativeState *state, const Gathering *gathering, size_t row, Slice *stored) {
     uint64_t lsn = native_u64(gathering->claims[0].buf, row);
     size_t size = native_u32(gathering->claims[2].buf, row), end;
     Slice record;
-    if (lsn < gathering->first_lsn || lsn - gathering->first_lsn >= gathering->places.count) {
+    if (lsn < gathering->first || lsn - gathering->first >= gathering->places.count) {
         PyErr_Format(PyExc_ValueError, "there is no record %llu", (unsigned long long)lsn);
         return -1;
     }
-    if (place_of(&gathering->places, (size_t)(lsn - gathering->first_lsn), &record) < 0 ||
+    if (place_of(&gathering->places, (size_t)(lsn - gathering->first), &record) < 0 ||
         value_end(state, record, lsn, &end) < 0) {
         return -1;
     }
@@ -379,6 +382,22 @@ static int value_stored(NativeState *state, const Gathering *gathering, size_t r
         return -1;
     }
     *stored = (Slice){record.data + end - size, size};
+    return 0;
+}
+
+static int value_in_file(NativeState *state, const Gathering *gathering, size_t row, Slice *stored) {
+    uint64_t room = (uint64_t)gathering->places.buffer.len, size = native_u32(gathering->claims[2].buf, row);
+    if (row >= gathering->places.count) {
+        PyErr_Format(PyExc_ValueError, "there is no place %zu", row);
+        return -1;
+    }
+    uint64_t byte = native_u64(gathering->places.positions.buf, row);
+    if (byte < gathering->first || byte - gathering->first > room || size > room - (byte - gathering->first)) {
+        PyErr_Format(state->data_error, "%llu bytes at byte %llu are not in the file, LSN %llu", (unsigned long long)size,
+                     (unsigned long long)byte, (unsigned long long)native_u64(gathering->claims[0].buf, row));
+        return -1;
+    }
+    *stored = (Slice){(const uint8_t *)gathering->places.buffer.buf + (byte - gathering->first), (size_t)size};
     return 0;
 }
 
@@ -403,15 +422,10 @@ static int value_check(NativeState *state, const Gathering *gathering, size_t ro
     return 0;
 }
 
-/* gather_values(first_lsn, buffer, positions, lengths, lsns, sizes, stored, crcs, codecs, start, stop): the stored values
-   one after the other, and the checksum of each as it is stored. */
-static PyObject *tree_gather_values(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    NativeState *state = PyModule_GetState(module);
+/* The stored values one after the other, and the checksum of each as it is stored. */
+static PyObject *gather(NativeState *state, PyObject *const *arguments, StoredValue *stored_value) {
     Gathering gathering;
     memset(&gathering, 0, sizeof gathering);
-    if (expect_arguments("gather_values", count, 11, 11) < 0) {
-        return NULL;
-    }
     PyObject *columns = NULL;
     int is_good = gathering_take(&gathering, arguments) == 0;
     size_t sizes[2] = {0, is_good ? 4 * (gathering.stop - gathering.start) : 0};
@@ -422,7 +436,7 @@ static PyObject *tree_gather_values(PyObject *module, PyObject *const *arguments
     is_good = is_good && (columns = new_columns(sizes, 2, at)) != NULL;
     for (size_t row = gathering.start; is_good && row < gathering.stop; row++) {
         Slice stored;
-        is_good = value_stored(state, &gathering, row, &stored) == 0;
+        is_good = stored_value(state, &gathering, row, &stored) == 0;
         if (is_good) {
             memcpy(at[0], stored.data, stored.size);
             at[0] += stored.size;
@@ -436,6 +450,21 @@ static PyObject *tree_gather_values(PyObject *module, PyObject *const *arguments
     }
     gathering_release(&gathering);
     return columns;
+}
+
+/* gather_values(first_lsn, buffer, positions, lengths, lsns, sizes, stored, crcs, codecs, start, stop): out of records,
+   the first of which has this LSN. */
+static PyObject *tree_gather_values(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    return expect_arguments("gather_values", count, 11, 11) < 0
+               ? NULL
+               : gather(PyModule_GetState(module), arguments, value_in_record);
+}
+
+/* cut_values(first_byte, buffer, bytes, stored, lsns, sizes, stored, crcs, codecs, start, stop): out of a part of a blob
+   file, which begins with this byte of it. */
+static PyObject *tree_cut_values(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    return expect_arguments("cut_values", count, 11, 11) < 0 ? NULL
+                                                             : gather(PyModule_GetState(module), arguments, value_in_file);
 }
 
 #endif

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from array import array
-from itertools import pairwise
+from datetime import UTC, datetime
+from itertools import accumulate, pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from tests.oracles import entry_columns as entry_columns_oracle
 from tests.twins import agreed
 
 from tidelog import _native
-from tidelog.engine.entry import CreateBucket, Operation, PutObject, operations
+from tidelog.engine.entry import CreateBucket, Operation, PutObject, operations, packed_metadata
 from tidelog.engine.wal.operations import decode_operation, encode_operation
 from tidelog.engine.wal.record_header import LAST, PART_OF_BATCH, REFUSED
 from tidelog.engine.wal.records import encode_rollback_end, encode_structure, encode_vacuum
@@ -156,3 +158,55 @@ def test_forgotten_rollbacks_are_noticed() -> None:
     assert chosen(frames, 1, 4, [LsnRange(1, 2)], 3) == [3]
     with pytest.raises(DataError, match="rolled back before LSN 2"):
         chosen(frames, 1, 4, [], 3)
+
+
+VALUES = (
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text(max_size=40) | st.binary(max_size=7)
+)
+PLAIN_MAPS = st.dictionaries(st.text(max_size=40), VALUES, max_size=20)
+
+
+def packed_maps(maps: list[dict[str, Any]]) -> tuple[bytes, bytes]:
+    """Metadata of rows, as records have it; none takes no bytes."""
+    packed = [packed_metadata(one) if one else b"" for one in maps]
+    return array("i", accumulate(map(len, packed), initial=0)).tobytes(), b"".join(packed)
+
+
+@given(st.lists(PLAIN_MAPS, max_size=5))
+def test_plain_metadata_is_a_map_of_texts(maps: list[dict[str, Any]]) -> None:
+    """Names and values of all rows, numbers and truth values as JSON has them, bytes in base64, null for null."""
+    ends, data = packed_maps(maps)
+    found = agreed(kernel, entry_columns_oracle, "metadata_columns", ends, data)[1]
+    assert found is not None
+    assert list(found[5]) == [value is not None for one in maps for _, value in sorted_items(one)]
+
+
+def sorted_items(one: dict[str, Any]) -> list[tuple[str, Any]]:
+    return sorted(one.items(), key=lambda item: item[0].encode())
+
+
+@pytest.mark.parametrize("value", [1.5, [1], {"a": 1}, datetime(2024, 1, 1, tzinfo=UTC)])
+def test_metadata_with_parts_or_fractions_is_left_to_the_decoder(value: Any) -> None:
+    """One such value among others, and there is no answer for any row."""
+    packed = msgspec.msgpack.encode({"a": 1, "b": value})
+    given = array("i", [0, 0, len(packed)]).tobytes(), packed
+    assert agreed(kernel, entry_columns_oracle, "metadata_columns", *given)[1] is None
+
+
+@given(
+    st.lists(PLAIN_MAPS, min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 99)), max_size=1),
+)
+def test_damaged_metadata_is_never_read_past_its_end(
+    maps: list[dict[str, Any]], changes: list[tuple[int, int]], ends_changed: list[tuple[int, int]]
+) -> None:
+    """Changed bytes and bounds give the same answer as the decoder, or none, or an error."""
+    packed_ends, packed = packed_maps(maps)
+    data, ends = bytearray(packed), array("i", packed_ends)
+    for at, byte in changes if data else ():
+        data[at % len(data)] = byte
+    for at, end in ends_changed:
+        ends[at % len(ends)] = end
+    agreed(kernel, entry_columns_oracle, "metadata_columns", ends.tobytes(), bytes(data))
+    agreed(kernel, entry_columns_oracle, "metadata_columns", ends.tobytes()[:-1], bytes(data))

@@ -22,7 +22,7 @@ from tidelog.engine.sst.snapshot import StoredState
 from tidelog.engine.sst.sorted_index import SortedIndex
 from tidelog.engine.sst.sstable import SSTable
 from tidelog.engine.wal.value import decode_value
-from tidelog.errors import DataError, InputError
+from tidelog.errors import CorruptionError, DataError, InputError
 from tidelog.pipeline.address import find_engine
 from tidelog.pipeline.jobs.engine.compact import CompactEngineOptions, compact_engine
 from tidelog.store.metadata.bucket import BucketMetadataStore
@@ -345,6 +345,29 @@ def test_packs_that_are_mostly_dead_are_given_up() -> None:
         rows = rows_in(data_of(node), node)
         live = {key for key, cell in rows.items() if is_pointer(cell)}
         assert len(live) == len(keys) - len(doomed)
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_damage_in_a_blob_file_that_is_given_up_is_told_with_its_byte(codec: str) -> None:
+    """Nothing is published; the error names the file, and the byte where the damaged value begins."""
+    with EngineNode(new_store(), name="hurt").open() as node:
+        keys = [f"key-{number:03}" for number in range(40)]
+        puts = [PutObject("b", key, bytes([number]) * 900) for number, key in enumerate(keys)]
+        node.apply_these([(1, CreateBucket("b")), *enumerate(puts, 2)])
+        node.ship_all()
+        compact(node.objects, codec=codec, large_bytes=1 << 20)
+        first = root_of(node)
+        hurt = first.blob_files[0]
+        data = node.objects.get(hurt.key).data
+        entry = check_blob_file(bytes(data))[-1]
+        doomed = keys[: hurt.values - 1]
+        node.apply_these([(100 + number, DeleteObject("b", key)) for number, key in enumerate(doomed)])
+        node.ship_all()
+        node.objects.put(hurt.key, bytes(data[: entry.byte]) + b"\xff" + bytes(data[entry.byte + 1 :]))
+        with pytest.raises(CorruptionError) as told:
+            compact(node.objects, keep_from=99 + len(doomed), large_bytes=1 << 20)
+        assert (str(told.value.path), told.value.byte) == (hurt.key, entry.byte)
+        assert root_of(node) == first
 
 
 def test_an_engine_in_which_nothing_is_left() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import struct
+import zlib
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -28,9 +30,11 @@ from tidelog.engine.sst.blob_file import (
 )
 from tidelog.engine.sst.block import pack_rows
 from tidelog.engine.wal.replay import counting
+from tidelog.engine.wal.value import CODEC_NONE, CODEC_ZSTD
 from tidelog.pipeline.jobs.engine.columns import (
     going_rows,
     live_values,
+    pointing_elsewhere,
     raw_numbers,
     whole_groups,
     whole_names,
@@ -208,6 +212,32 @@ def test_values_are_gathered_from_records_as_the_oracle_does() -> None:
             assert damage or outcome[0] == "returned"
 
 
+def test_values_are_cut_out_of_files_as_the_oracle_does() -> None:
+    """Values in a part of a blob file, compressed ones unchecked; places outside of it and flipped bits are errors."""
+    chance = random.Random(19)
+    values = [struct.pack("<I", 3) + b"\x81\1\2" + chance.randbytes(chance.randrange(1, 90)) for _ in range(20)]
+    first, places = 1000, list(accumulate((len(value) for value in values), initial=1000))
+    for damage in range(200):
+        buffer, codecs, at = bytearray(b"".join(values)), bytearray(20), places[:20]
+        if damage % 4 == 1:
+            buffer[chance.randrange(len(buffer))] ^= 1 << chance.randrange(8)
+        elif damage % 4 == 2:
+            at[chance.randrange(20)] = chance.choice([0, first - 1, 4000, (1 << 64) - 1])
+        codecs[chance.randrange(20)] = damage % 2
+        columns = (
+            struct.pack("<20Q", *at),
+            struct.pack("<20I", *map(len, values))[: 76 if damage % 8 == 3 else 80],
+            struct.pack("<20Q", *range(20)),
+            struct.pack("<20Q", *(len(value) - 7 for value in values)),
+            struct.pack("<20I", *map(len, values)),
+            struct.pack("<20I", *map(zlib.crc32, values)),
+            bytes(codecs),
+        )
+        rows = chance.randrange(5), 21 if damage % 8 == 7 else 20
+        outcome = agreed(kernel, oracle, "cut_values", first, bytes(buffer), *columns, *rows)
+        assert damage or outcome[0] == "returned"
+
+
 def test_blocks_and_files_are_those_of_the_oracle() -> None:
     """Blocks taken apart and packed again, cuts, versions with pointers, directories and keys of positions."""
     chance = random.Random(15)
@@ -245,6 +275,15 @@ def test_numbers_in_fixed_forms_are_those_of_the_oracle() -> None:
         column = bytes_column(pa.array(keys, pa.binary()))
         agreed(kernel, oracle, "place_units", column, 2, 4096, b"")
         agreed(kernel, oracle, "place_units", column, 2, 0, struct.pack("=2Q", 5, 6))
+
+
+def test_pointers_that_may_name_a_file_are_all_but_sound_ones_into_blob_files() -> None:
+    """Those of either codec are passed over; a file's, one of another codec or length, and none at all are not."""
+    sound = [encode_value_pointer(BlobPointer(codec, 7, 8, 9)) for codec in (CODEC_NONE, CODEC_ZSTD)]
+    others = [encode_value_pointer(FilePointer(0, 9, "b/k/v0000000003.dat")), sound[0][:-1], sound[0] + b"x"]
+    others += [b"", b"\1", b"\1\2" + sound[0][2:], b"\3" + sound[0][1:]]
+    found = pointing_elsewhere(pa.array([*sound, *others], pa.binary()))
+    assert found.to_pylist() == [False] * len(sound) + [True] * len(others)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])

@@ -133,6 +133,9 @@ _BLOB_PLACE = struct.Struct("<BBIQI")
 _FILE_PLACE = struct.Struct("<BBI")
 _CELL_BYTES = struct.Struct("<H")
 _MAX_CELL_BYTES = 0xFFFF
+BLOB_POINTER_BYTES = _BLOB_PLACE.size
+BLOB_POINTER_HEADS: Final = tuple(bytes((_BLOB, codec)) for codec in (CODEC_NONE, CODEC_ZSTD))
+"""How pointers into blob files begin; they are as long as each other."""
 _POSITION_BYTES = 8
 
 

@@ -23,7 +23,7 @@ from tidelog.pipeline.location import TopicLocation
 from tidelog.store.keys import TopicKeys
 from tidelog.store.object_store import ObjectStore
 from tidelog.topics.columns import frames_digest
-from tidelog.topics.message import TIMESTAMP_FIELD, decode_extension, raw_extensions
+from tidelog.topics.message import TIMESTAMP_FIELD
 
 
 class BuildWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ def build_in(objects: ObjectStore, work: BuildWork) -> BuildDone:
 
 def _indispensable(objects: ObjectStore, keys: TopicKeys, work: BuildWork) -> set[int]:
     """The newest message of each producer, and the control records."""
-    newest: dict[str | int, int] = {}
+    newest: dict[bytes | int, int] = {}
     controls: set[int] = set()
 
     def look(frames: Frames) -> None:
@@ -78,16 +78,14 @@ def _indispensable(objects: ObjectStore, keys: TopicKeys, work: BuildWork) -> se
             if mark.kind != MESSAGES:
                 controls.add(mark.first_offset)
         newest.update(_newest_of_kafka(frames))
-        for index, data in enumerate(raw_extensions(frames, 0, frames.count) or ()):
-            name = None if data is None else _producer_of(data)
-            if name is not None:
-                newest[name] = frames.first_offset + index
+        arrays = frames.buffer, frames.positions, frames.lengths
+        newest.update(_native.newest_producers(frames.first_offset, *arrays, 0, frames.count))
 
     read_old(objects, keys, work.descriptors, look)
     return controls.union(newest.values())
 
 
-def _newest_of_kafka(frames: Frames) -> dict[str | int, int]:
+def _newest_of_kafka(frames: Frames) -> dict[bytes | int, int]:
     arrays = (frames.buffer, frames.positions, frames.lengths)
     try:
         found = _native.producer_batches(frames.first_offset, *arrays, 0, frames.count)
@@ -95,14 +93,6 @@ def _newest_of_kafka(frames: Frames) -> dict[str | int, int]:
         singles = [frames.slice(index, index + 1) for index in range(frames.count)]
         return {} if len(singles) < 2 else {key: at for one in singles for key, at in _newest_of_kafka(one).items()}
     return {producer_id: last for _, last, producer_id, _, _, _, is_control, _, _ in found if not is_control}
-
-
-def _producer_of(extension: bytes) -> str | None:
-    try:
-        mark = decode_extension(extension).producer
-    except DataError:
-        return None  # a reader of the message gets the error
-    return None if mark is None else mark.name
 
 
 def _without(removed: RemovedOffsets, kept: set[int]) -> RemovedOffsets:

@@ -22,6 +22,7 @@ from tidelog.engine.sst.blob_file import FilePointer, decode_value_pointer
 from tidelog.engine.sst.sstable import RowPart, SSTable
 from tidelog.errors import TidelogError
 from tidelog.log.frame import crc32
+from tidelog.pipeline.jobs.engine.columns import file_rows, pointing_elsewhere
 from tidelog.pipeline.jobs.job import Totals
 from tidelog.pipeline.location import EngineLocation, TopicLocation
 from tidelog.pipeline.tasks import as_batches
@@ -147,6 +148,7 @@ def list_names(place: EngineLocation, names: NameRange) -> Iterator[pa.RecordBat
 
 def read_names(place: EngineLocation, part: RowPart) -> Iterator[pa.RecordBatch]:
     """The data files that a file of the value index names, with their sizes."""
-    values = (value for _, value in SSTable(place.opened().objects, part, kind="values").rows())
-    named = (one for one in map(decode_value_pointer, values) if isinstance(one, FilePointer))
-    return as_batches(((place.keys.data_prefix + one.name, one.stored_bytes) for one in named), NAMES)
+    for rows in file_rows(SSTable(place.opened().objects, part, kind="values")):
+        others = rows.values.filter(pointing_elsewhere(rows.values)).to_pylist()
+        named = (one for one in map(decode_value_pointer, others) if isinstance(one, FilePointer))
+        yield from as_batches(((place.keys.data_prefix + one.name, one.stored_bytes) for one in named), NAMES)

@@ -1,7 +1,8 @@
 """Entries of an engine's log as Arrow record batches, built from the buffers that the extension gathers.
 
 Invariants
-- There is no object per row, except where a value is compressed or has metadata and those were requested.
+- There is no object per row, except where a value is compressed, or its metadata has fractions, lists or maps, and they
+  were requested.
 - Columns that are not in the schema are neither gathered nor sent.
 - Values are checked against the checksum in their record before any of their bytes are returned.
 """
@@ -17,6 +18,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import compute
 
+from tidelog import _native
 from tidelog.cold.catalog import Catalog, Descriptor
 from tidelog.cold.planned_catalog import PlannedCatalog
 from tidelog.engine.cold.manifest import Manifest
@@ -333,11 +335,30 @@ def _metadata(rows: _Rows) -> pa.Array:
     packed = rows.columns.metadata
     if not packed.data:
         return empty_metadata_array(rows.has_value)
+    found = _native.metadata_columns(packed.ends, packed.data)
+    if found is not None:
+        return _map_array(*found, rows.has_value)
     ends = memoryview(packed.ends).cast("i")
     has_value = rows.has_value.to_pylist()
     return metadata_array(
         _unpacked(packed.data[ends[row] : ends[row + 1]], rows, row) if has_value[row] else None
         for row in range(rows.count)
+    )
+
+
+def _map_array(
+    ends: bytes, name_ends: bytes, names: bytes, value_ends: bytes, values: bytes, is_there: bytes, has_value: pa.Array
+) -> pa.Array:
+    """Maps of all rows; those without a value have no entry, and are null."""
+    count = len(is_there)
+    firsts = _numbers(ends, len(has_value) + 1, pa.int32())
+    offsets = compute.if_else(has_value, firsts.slice(0, len(has_value)), pa.scalar(None, pa.int32()))
+    texts = _strings(Strings(value_ends, values), count, pa.string())
+    known = compute.not_equal(_numbers(is_there, count, pa.uint8()), 0)
+    return pa.MapArray.from_arrays(
+        pa.concat_arrays([offsets, firsts.slice(len(has_value))]),
+        _strings(Strings(name_ends, names), count, pa.string()),
+        compute.if_else(known, texts, pa.scalar(None, pa.string())),
     )
 
 

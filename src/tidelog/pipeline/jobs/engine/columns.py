@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tidelog import _native
 from tidelog.engine.mvcc.cells import SEQ_BYTES
 from tidelog.engine.mvcc.versions import CreatedColumns
+from tidelog.engine.sst.blob_file import BLOB_POINTER_BYTES, BLOB_POINTER_HEADS
 from tidelog.engine.sst.block import joined
 from tidelog.engine.sst.sstable import SSTable
 from tidelog.pipeline.pieces import bytes_column
@@ -30,7 +31,6 @@ _POSITION_BYTES = 8
 NOWHERE = -1
 OWN_FILE = -2
 """What a value has for the number of its blob file when it has no place, and when it is a file."""
-_POINTER_BYTES = 18
 
 
 def numbers(kind: pa.DataType, data: bytes, count: int) -> pa.Array:
@@ -261,7 +261,17 @@ def live_values(unit: pa.Table) -> LiveColumns:
 def blob_pointers(codecs: pa.Array, blob_files: pa.Array, places: pa.Array, stored_bytes: pa.Array) -> pa.Array:
     """Pointers into blob files."""
     encoded = _native.encode_pointers(*(raw_numbers(one) for one in (codecs, blob_files, places, stored_bytes)))
-    return _of_width(encoded, _POINTER_BYTES)
+    return _of_width(encoded, BLOB_POINTER_BYTES)
+
+
+def pointing_elsewhere(pointers: pa.Array) -> pa.Array:
+    """Which pointers are not sound ones into blob files: they name a file of its own, or are wrong."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    heads = pa.array(BLOB_POINTER_HEADS, pa.binary())
+    is_blob = pc.is_in(pc.binary_slice(pointers, 0, len(BLOB_POINTER_HEADS[0])), value_set=heads)
+    return pc.invert(pc.and_(is_blob, pc.equal(pc.binary_length(pointers), BLOB_POINTER_BYTES)))
 
 
 def position_keys(positions: pa.Array) -> pa.Array:

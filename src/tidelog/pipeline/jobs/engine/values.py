@@ -3,15 +3,15 @@
 Invariants
 - Every value is checked against its cell before it is written, and what was written is read back and compared.
 - The same values give the same bytes under the same names: building a unit twice gives the same result.
-- Values that are files of their own, compressed, or moved out of a blob file are looked at one by one: their bytes are
-  what they cost.
+- Values that are files of their own, or compressed, are looked at one by one: their bytes are what they cost.
 """
 
 from __future__ import annotations
 
 import pickle
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -20,7 +20,6 @@ import zstandard
 
 from tidelog import _native
 from tidelog.cold.catalog import Descriptor
-from tidelog.cold.fetch import fetch_many
 from tidelog.cold.planned_catalog import PlannedCatalog
 from tidelog.cold.reader import History
 from tidelog.engine.mvcc.cells import decode_cell, parse, seq_of
@@ -293,30 +292,40 @@ def values_in_log(
     """The stored values of a unit that are in the log, in order, checked; as many at a time as come together."""
     opened = place.opened()
     history = History(PlannedCatalog(descriptors, opened.keys, place.catalog), opened.objects, opened.fetchers)
-    for start, stop in _neighbours(columns):
+    for start, stop in _neighbours(columns.position, columns.stored_bytes):
         yield from _run_of_values(history, columns, numbers, start, stop)
 
 
-def _neighbours(columns: LiveColumns) -> Iterator[tuple[int, int]]:
+def _neighbours(starts: pa.Array, lengths: pa.Array) -> Iterator[tuple[int, int]]:
     """Runs of values without a large gap between them."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    count = len(columns.position)
+    count = len(starts)
     if not count:
         return
-    ends = pc.add(columns.position, columns.stored_bytes.cast("int64"))
-    gaps = pc.subtract(columns.position.slice(1), ends.slice(0, count - 1))
-    cuts = [index + 1 for index in pc.indices_nonzero(pc.greater(gaps, _GAP_BYTES)).to_pylist()]
+    behind = pc.add(pc.add(starts, lengths.cast(starts.type)), pa.scalar(_GAP_BYTES, starts.type))
+    cuts = [
+        index + 1 for index in pc.indices_nonzero(pc.greater(starts.slice(1), behind.slice(0, count - 1))).to_pylist()
+    ]
     yield from pairwise((0, *cuts, count))
+
+
+def _requests(starts: pa.Array, lengths: pa.Array) -> Iterator[tuple[int, int]]:
+    """The same, none of them of more bytes than are asked for at once, unless it is one value."""
+    firsts = raw_numbers(starts).cast("Q")
+    for start, stop in _neighbours(starts, lengths):
+        at = start
+        while at < stop:
+            end = bisect_right(firsts, firsts[at] + _RANGE_BYTES, lo=at + 1, hi=stop)
+            yield at, end
+            at = end
 
 
 def _run_of_values(
     history: History, columns: LiveColumns, numbers: pa.Array, start: int, stop: int
 ) -> Iterator[Stored]:
-    lsns = raw_numbers(columns.lsn).cast("Q")
-    sizes, stored, crcs, codecs = (
-        raw_numbers(one) for one in (columns.size, columns.stored_bytes, columns.crc, columns.codec)
-    )
+    lsns, sizes, stored, crcs, codecs = _claims(columns)
     done = start
     for frames in history.frames(lsns[start], lsns[stop - 1] + 1):
         end = bisect_left(lsns, frames.next_offset, lo=done, hi=stop)
@@ -329,6 +338,13 @@ def _run_of_values(
         raise GapError(
             f"LSN {lsns[done]} is not in the store, and a version points to it", first=lsns[done], last=lsns[stop - 1]
         )
+
+
+def _claims(columns: LiveColumns) -> tuple[memoryview, memoryview, memoryview, memoryview, memoryview]:
+    """What cells say of values: LSNs, sizes, stored bytes, checksums, codecs."""
+    lsns, *others = columns.lsn, columns.size, columns.stored_bytes, columns.crc, columns.codec
+    sizes, stored, crcs, codecs = map(raw_numbers, others)
+    return raw_numbers(lsns).cast("Q"), sizes, stored, crcs, codecs
 
 
 def _checked(columns: LiveColumns, numbers: pa.Array, start: int, stop: int, data: bytes, crcs: bytes) -> Stored:
@@ -353,37 +369,39 @@ def _checked(columns: LiveColumns, numbers: pa.Array, start: int, stop: int, dat
     return stored
 
 
-class _Moved(NamedTuple):
-    """A value in a blob file that is given up."""
+def values_in_blob_file(objects: ObjectStore, key: str, columns: LiveColumns, numbers: pa.Array) -> Iterator[Stored]:
+    """The stored values of one blob file, in order of their bytes, checked; as many at a time as come together."""
+    places = raw_numbers(columns.byte).cast("Q"), raw_numbers(columns.stored_bytes).cast("I")
+    lsns, sizes, stored, crcs, codecs = _claims(columns)
 
-    number: int
-    byte: int
-    stored_bytes: int
-    codec: int
-    size: int
-    crc: int
-    lsn: int
+    def cut(data: memoryview, first: int, start: int, stop: int) -> Stored:
+        found = _native.cut_values(first, data, *places, lsns, sizes, stored, crcs, codecs, start, stop)
+        return _checked(columns, numbers, start, stop, *found)
 
-
-def values_in_blob_file(objects: ObjectStore, key: str, values: Sequence[_Moved]) -> Iterator[tuple[_Moved, bytes]]:
-    """The stored values at places of one blob file, in order of their bytes, checked."""
-    spans = fetch_many(objects, key, values, _span_in_blob_file, range_bytes=_RANGE_BYTES, gap_bytes=_GAP_BYTES)
-    for value, data in spans:
+    for start, stop in _requests(columns.byte, columns.stored_bytes):
+        first = places[0][start]
+        data = objects.read_range(key, first, places[0][stop - 1] + places[1][stop - 1] - first)
         try:
-            decode_value(data, value.codec, value.size, value.crc, value.lsn)
-        except DataError as error:
-            raise CorruptionError(
-                error.message,
-                path=key,
-                byte=value.byte,
-                operation="compact",
-                hint="Put a good copy of the blob file in its place; a replica has one",
-            ) from error
-        yield value, bytes(data)
+            yield cut(data, first, start, stop)
+        except DataError:
+            for row in range(start, stop):  # once more, to say which it is
+                with _told_of_blob_file(key, places[0][row]):
+                    cut(data, first, row, row + 1)
+            raise
 
 
-def _span_in_blob_file(value: _Moved) -> tuple[int, int]:
-    return value.byte, value.byte + value.stored_bytes
+@contextmanager
+def _told_of_blob_file(key: str, byte: int) -> Iterator[None]:
+    try:
+        yield
+    except DataError as error:
+        raise CorruptionError(
+            error.message,
+            path=key,
+            byte=byte,
+            operation="compact",
+            hint="Put a good copy of the blob file in its place; a replica has one",
+        ) from error
 
 
 def as_stored(values: Sequence[tuple[int, bytes, int]]) -> Stored:
@@ -523,16 +541,18 @@ class Builder:
         yield from self._moved(columns.at(numbers), numbers)
 
     def _moved(self, columns: LiveColumns, numbers: pa.Array) -> Iterator[Stored]:
-        fields = (columns.byte, columns.place_stored_bytes, columns.place_codec, columns.size, columns.crc, columns.lsn)
-        rows = [_Moved(*row) for row in zip(numbers.to_pylist(), *(one.to_pylist() for one in fields), strict=True)]
-        by_file: dict[int, list[_Moved]] = {}
-        for blob_file, row in zip(columns.blob_file.to_pylist(), rows, strict=True):
-            by_file.setdefault(blob_file, []).append(row)
-        for blob_file, group in sorted(by_file.items()):
-            key = self._settings.old_blob_files[blob_file]
-            group.sort(key=_span_in_blob_file)
-            found = values_in_blob_file(self._settings.place.opened().objects, key, group)
-            yield as_stored([(value.number, data, value.codec) for value, data in found])
+        """Values in the order of their bytes, as they are stored where they are."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        order = order_of_columns([columns.blob_file, columns.byte.cast(pa.int64(), safe=False)], len(numbers))
+        there = columns._replace(stored_bytes=columns.place_stored_bytes, codec=columns.place_codec).at(order)
+        runs, first = pc.run_end_encode(there.blob_file), 0
+        for blob_file, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            some = LiveColumns(*(column.slice(first, end - first) for column in there))
+            key, rows = self._settings.old_blob_files[blob_file], numbers.take(order.slice(first, end - first))
+            yield from values_in_blob_file(self._settings.place.opened().objects, key, some, rows)
+            first = end
 
     def _without_files(self, stored: Stored, names: Mapping[int, str], pointers: _Pointers) -> Stored:
         """Writes those that get a file; what is left goes into the blob file."""
