@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+from functools import partial
 
 import pytest
 from tests.log.workbench import (
@@ -18,6 +19,7 @@ from tests.log.workbench import (
     numbered,
     payload,
     payloads,
+    wait_until,
 )
 
 from tidelog.errors import FencedError, OffsetOutOfRangeError, TidelogError
@@ -339,10 +341,16 @@ def test_appends_and_readers_go_on_while_files_are_removed(files: FaultyFiles) -
         while not done.is_set():
             log.remove_below(max(0, log.durable_offset - 6))
 
+    def has_pruned(offset: int) -> bool:
+        return log.start_offset >= offset
+
     def append() -> None:
         try:
             for number in range(10, 300):
                 assert log.append(payload(number), sync=number % 7 == 0) == number
+                if number % 50 == 0:  # neither of the two may be over before the other one begins
+                    log.flush()
+                    wait_until(partial(has_pruned, number - 20), "the other thread to prune")
             log.flush()
         finally:
             done.set()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pyspark.sql import SparkSession
 from tests.pipeline.work_items import Number, Square, Stop, broken, damaged, square, wait_for_file
 
 from tidelog.errors import CorruptionError, InputError
+from tidelog.pipeline import work
 from tidelog.pipeline.work import run_on_workers
 
 
@@ -54,11 +56,15 @@ def test_work_in_a_classic_session_plans_no_query(spark: SparkSession) -> None:
     assert queries() == before
 
 
+def one_of_the_second_wave(waits_for: str) -> list[Stop]:
+    """Items of two waves of local[2]. Spark may run the second one first, and a slot must be left for the other one."""
+    return [Stop(number, waits_for if number == 4 else None) for number in range(8)]
+
+
 def test_a_caller_that_has_seen_enough_cancels_what_runs(spark: SparkSession, tmp_path: Path) -> None:
     """What is left would wait for ever for a file: the caller gets on nevertheless, and its tasks end."""
     never = str(tmp_path / "never")
-    items = [Stop(number, None if number < 4 else never) for number in range(8)]
-    results = run_on_workers(spark, wait_for_file, items)
+    results = run_on_workers(spark, wait_for_file, one_of_the_second_wave(never))
     assert isinstance(results, Generator)
     assert next(results).value < 4
     results.close()
@@ -66,6 +72,31 @@ def test_a_caller_that_has_seen_enough_cancels_what_runs(spark: SparkSession, tm
     while tracker.getActiveJobsIds() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not tracker.getActiveJobsIds()
+
+
+def test_cancel_reaches_a_job_that_starts_after_it(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller may have seen enough while a wave is about to start its job: it must not wait for that job for ever."""
+    cancelled, cancel, run = threading.Event(), work._cancel, work._run_wave
+
+    def cancel_and_tell(*arguments: Any) -> None:
+        cancel(*arguments)
+        cancelled.set()
+
+    def run_late(session: SparkSession, path: str, items: Sequence[Any], *rest: Any) -> list[bytes]:
+        if items[0].value == 4:
+            cancelled.wait()
+        return run(session, path, items, *rest)
+
+    monkeypatch.setattr(work, "_cancel", cancel_and_tell)
+    monkeypatch.setattr(work, "_run_wave", run_late)
+    never = str(tmp_path / "never")
+    results = run_on_workers(spark, wait_for_file, one_of_the_second_wave(never))
+    assert isinstance(results, Generator)
+    assert next(results).value < 4
+    results.close()
+    assert cancelled.is_set()
 
 
 def test_a_function_that_workers_cannot_find_is_refused() -> None:

@@ -42,6 +42,7 @@ _TASKS_OF_SLOT = 2
 _MAX_WAVE_ITEMS = 256
 # While one wave runs out of tasks the next one fills the workers that have become free.
 _WAVES_AT_ONCE = 2
+_LOOK_SECONDS = 0.2
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -72,11 +73,16 @@ def run_on_workers(
             done, running = wait(running, return_when=FIRST_COMPLETED)
             yield from _results(done, result_type)
     finally:
-        for future in running:
-            future.cancel()
-        if not all(future.done() for future in running):
-            _cancel(spark, tag)  # a caller that has seen enough does not wait for the rest
+        _give_up(spark, tag, running)  # a caller that has seen enough does not wait for the rest
         pool.shutdown(wait=True)
+
+
+def _give_up(spark: SparkSession, tag: str, running: set[Future[list[bytes]]]) -> None:
+    """Spark cancels the jobs that it knows. A wave may be about to start one: Spark is asked until all have ended."""
+    left = {future for future in running if not future.cancel()}
+    while left := {future for future in left if not future.done()}:
+        _cancel(spark, tag)
+        wait(left, _LOOK_SECONDS)
 
 
 def _results(done: set[Future[list[bytes]]], result_type: Any) -> Iterator[Any]:
@@ -195,8 +201,6 @@ def _error_of(answer: _Answer) -> TidelogError:
 
 
 # Topics that a job works on at once, in threads of the driver.
-
-_LOOK_SECONDS = 0.2
 
 
 def run_in_threads(
