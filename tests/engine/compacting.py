@@ -284,7 +284,8 @@ class _Work:
         """Where the first record behind the last entry begins."""
         last_lsn = self._manifest.high_water_lsn
         found = self._catalog.at(last_lsn)
-        assert found is not None
+        if found is None:  # all of the log was compacted and dropped
+            return self._manifest.shipped_position
         behind = self._records(range(last_lsn + 1, found.next_offset))
         return found.start_position + found.raw_size - sum(len(payload) + FRAME_HEADER_BYTES for _, payload in behind)
 

@@ -16,9 +16,11 @@ from tidelog.engine.btree.page import PAGE_BYTES
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import CreateBucket, PutObject
 from tidelog.engine.settings import EngineSettings
-from tidelog.errors import DiskFullError, LogFailedError
+from tidelog.errors import DiskFullError, LogFailedError, TidelogError
 from tidelog.log import writer
-from tidelog.testing import FaultyFiles
+from tidelog.testing import Crash, FaultyFiles
+from tidelog.testing.crash import quiet_crashes
+from tidelog.testing.survival import Policy
 
 DIRECTORY = Path("/data/engine")
 LATE = PutObject("b", "late", b"2" * 500)
@@ -151,17 +153,106 @@ def test_an_index_that_is_larger_than_its_memory_can_be_read_on_a_full_disk() ->
     engine.close()
 
 
-def failed_in_a_rollback(files: FaultyFiles) -> tuple[Engine, str]:
+def killed(files: FaultyFiles, engine: Engine, policy: Policy = "keep") -> FaultyFiles:
+    """The disk as the next process finds it, still as full."""
+    files.crash()
+    with contextlib.suppress(Crash, TidelogError), quiet_crashes():
+        engine.close(checkpoint=False)
+    left = files.after_crash(policy)
+    left.capacity_bytes = used_bytes(left)
+    return left
+
+
+@pytest.mark.parametrize("count", [3, 2000])
+def test_an_engine_that_died_before_its_first_checkpoint_is_opened_and_read_on_a_full_disk(count: int) -> None:
+    """Loss prevented: it asked for room for a new page file. An index that is larger than its memory stays there."""
+    files = FaultyFiles()
+    settings = EngineSettings(buffer_pool_bytes=16 * PAGE_BYTES)
+    engine = open_local(DIRECTORY, files, settings)
+    puts = [(seq, PutObject("b", f"{seq:05}" * 40, b"1" * 300)) for seq in range(2, count)]
+    engine.apply_many([(1, CreateBucket("b")), *puts])
+    digest = engine.digest()
+    files = killed(files, engine, "lose")
+    again = open_local(DIRECTORY, files, settings)
+    assert (again.applied_seq, again.digest()) == (count - 1, digest)
+    assert len([again.read("b", put.key).data for _, put in puts]) == count - 2
+    for work in (lambda: again.apply(count, LATE), again.create_checkpoint):
+        with pytest.raises(DiskFullError):
+            work()
+    assert again.digest() == digest
+    files.capacity_bytes = None
+    wait_for_room(again)
+    assert again.apply(count, LATE).applied
+    assert again.create_checkpoint() == count
+    digest = again.digest()
+    again.close()
+    with open_local(DIRECTORY, files, settings) as last:
+        assert last.digest() == digest
+        assert last.verify()
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_a_batch_that_a_full_disk_has_cut_is_taken_back_without_room(has_checkpoint: bool) -> None:
+    """Reads work at once, and opening again takes it back again, until there is room for what says so."""
+    files = FaultyFiles()
+    engine = open_local(DIRECTORY, files)
+    engine.apply_many([(1, CreateBucket("b")), (2, PutObject("b", "early", b"1" * 500))])
+    if has_checkpoint:
+        engine.create_checkpoint()
+    digest = engine.digest()
+    files.capacity_bytes = used_bytes(files) + 500_000
+    with pytest.raises(DiskFullError):
+        engine.apply(3, batch(*(PutObject("b", f"k{number}", b"x" * 60_000) for number in range(20))))
+    for _ in range(2):
+        files = killed(files, engine)
+        engine = open_local(DIRECTORY, files)
+        assert engine._core.recovery.undone_seq == 3
+        assert (engine.applied_seq, engine.digest()) == (2, digest)
+        assert engine.read("b", "early").data == b"1" * 500
+    files.capacity_bytes = None
+    wait_for_room(engine)
+    assert engine.apply(3, LATE).applied
+    engine.close()
+    with open_local(DIRECTORY, files) as again:
+        assert again.digest(2) == digest
+        assert again.verify()
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_a_rollback_that_a_full_disk_has_cut_is_finished_without_room(has_checkpoint: bool) -> None:
+    """The state that was asked for can be read; entries wait."""
+    files = FaultyFiles()
+    engine, digest = failed_in_a_rollback(files, has_checkpoint=has_checkpoint, heals=False)
+    files = killed(files, engine)
+    again = open_local(DIRECTORY, files)
+    assert again._core.recovery.finished_rollback
+    assert (again.applied_seq, again.digest()) == (5, digest)
+    with pytest.raises(DiskFullError):
+        again.apply(6, LATE)
+    files.capacity_bytes = None
+    wait_for_room(again)
+    assert again.apply(6, LATE).applied
+    again.close()
+    with open_local(DIRECTORY, files) as last:
+        assert last.digest(5) == digest
+        assert last.verify()
+
+
+def failed_in_a_rollback(files: FaultyFiles, *, has_checkpoint: bool = False, heals: bool = True) -> tuple[Engine, str]:
     """An engine that could not finish a rollback to seq 5, and the digest of that seq."""
     engine = open_local(DIRECTORY, files)
     puts = [(seq, PutObject("b", f"k{seq}", b"1" * 500)) for seq in range(2, 100)]
     engine.apply_many([(1, CreateBucket("b")), *puts])
+    digest = engine.digest(5)
+    if has_checkpoint:
+        engine.create_checkpoint()
     files.capacity_bytes = used_bytes(files) + 3000
     with pytest.raises(LogFailedError, match=r"no room to finish a rollback.*Make room, close the engine and open it"):
         engine.rollback_to(5)
-    files.capacity_bytes = None
-    wait_for_room(engine)
-    return engine, engine.digest(5)
+    if heals:
+        files.capacity_bytes = None
+        wait_for_room(engine)
+    return engine, digest
 
 
 def test_a_failed_engine_makes_no_checkpoint() -> None:

@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import random
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
-from typing import Any, cast, get_args
+from typing import get_args
 
 import pytest
-from tests.campaign import examples, first_seed
-from tests.engine.compacting import checkpoint_by_hand, compact_by_hand
+from tests.engine.compacting import build_by_hand, checkpoint_by_hand, publish_by_hand
 from tests.engine.engines import assert_state
-from tests.engine.stations import KEYS, EngineNode, StoreView, new_store, successor
+from tests.engine.stations import KEYS, EngineNode, StoreView, new_store
 from tests.log.workbench import LIMIT_SECONDS
 
 import tidelog
-from tidelog.cold.catalog import Catalog
 from tidelog.engine import follower as following
 from tidelog.engine import reader as reading
-from tidelog.engine.engine import Engine
-from tidelog.engine.entry import CopyObject, DeleteObject, Entry, PutObject
+from tidelog.engine.entry import CreateBucket, DeleteObject, Entry, PutObject
 from tidelog.engine.reader import EngineReader
-from tidelog.engine.restoring import RestoringEngine
 from tidelog.engine.settings import EngineSettings
-from tidelog.engine.wal.value import object_crc
 from tidelog.errors import (
     ClosedError,
     ConfigError,
-    ConflictError,
     GapError,
     InputError,
     NotFoundError,
     NotSupportedError,
-    OffsetOutOfRangeError,
     StoreUnavailableError,
 )
 from tidelog.store.metadata.bucket import BucketMetadataStore
@@ -50,212 +40,6 @@ def opened(objects: ObjectStore, settings: EngineSettings = SETTINGS) -> EngineR
     """A reader that looks at the store again when it is told to."""
     metadata = BucketMetadataStore(objects, read_only=True)
     return EngineReader(objects, metadata, KEYS, settings, runs_in_background=False)
-
-
-class Walk:
-    """An owner that does whatever owners do, in any order, and readers beside it."""
-
-    def __init__(self, seed: int) -> None:
-        self._choose = random.Random(seed)
-        self._settings: dict[str, Any] = {
-            "keep_versions": self._choose.choice((None, 1, 2)),
-            "local_retention_bytes": 0,
-            "large_value_bytes": self._choose.choice((1024, 8 << 20)),
-            "disk_cache_bytes": self._choose.choice((0, 64 << 10)),
-        }
-        self.store = new_store()
-        self.node = EngineNode(self.store, **self._settings).open()
-        self.node.apply(30)
-        self.node.ship_all()
-        self.reader = opened(self.store)
-        self._names = 0
-
-    def step(self) -> None:
-        """Something happens to the owner."""
-        steps: list[tuple[int, Callable[[], object]]] = [
-            (6, lambda: self.node.apply(self._choose.randrange(1, 40))),
-            (5, self.node.ship_all),
-            (3, self._apply_conditions),
-            (2, self._apply_streams),
-            (1, self._prefetch),
-            (2, self._roll_back),
-            (2, self._checkpoint),
-            (2, lambda: self._by_another_process(checkpoint_by_hand)),
-            (2, lambda: self._by_another_process(compact_by_hand)),
-            (2, self.node.engine.collect_garbage),
-            (1, self._reopen),
-            (1, self._fail_over),
-        ]
-        self._choose.choices([step for _, step in steps], [weight for weight, _ in steps])[0]()
-
-    def _apply_conditions(self) -> None:
-        """Some hold, and others do not: then the entry is refused, and its seq is used."""
-        choose, node = self._choose, self.node
-        state = node.model.at(node.engine.applied_seq)
-        for name in list(state)[:2]:
-            objects = state[name].objects
-            for key in ["key/1", "key/5", *list(objects)[:1]]:
-                found = objects.get(key)
-                conditions: list[dict[str, Any]] = [{"if_absent": True}, {"if_match": choose.randrange(1, 50)}]
-                if found is not None:
-                    conditions += [{"if_match": found.seq}, {"if_match_crc": object_crc(found.data, found.metadata)}]
-                entries: list[Entry] = [
-                    PutObject(name, key, choose.randbytes(300), **choose.choice(conditions)),
-                    DeleteObject(name, key, **choose.choice(conditions[1:])),
-                    CopyObject(name, key, name, "key/7", **choose.choice(conditions)),
-                ]
-                seq = node.engine.applied_seq + 1
-                entry = choose.choice(entries)
-                assert node.engine.apply(seq, entry).applied == node.model.apply(seq, entry)
-
-    def _apply_streams(self) -> None:
-        """Data in pieces, which is large or is not; a stream that breaks leaves nothing."""
-        node, data = self.node, self._choose.randbytes(self._choose.choice((10, 1024, 5000)))
-        for name in list(node.model.at(node.engine.applied_seq))[:1]:
-            seq = node.engine.applied_seq + 1
-            node.engine.apply(seq, PutObject(name, "key/stream", iter([data[:700], data[700:]]), {"n": 1}))
-            node.model.apply(seq, PutObject(name, "key/stream", data, {"n": 1}))
-            with pytest.raises(OSError, match="the peer is gone"):
-                node.engine.apply(seq + 1, PutObject(name, "key/stream", _broken(data)))
-            assert node.engine.applied_seq == seq
-
-    def _prefetch(self) -> None:
-        for name in self.node.engine.list_buckets():
-            self.node.engine.prefetch(name, "key/")
-
-    def _roll_back(self) -> None:
-        engine = self.node.engine
-        self.node.roll_back(self._choose.randint(engine.low_water_mark, engine.applied_seq))
-
-    def _checkpoint(self) -> None:
-        self.node.clock.advance(1)
-        self.node.engine.create_checkpoint()
-
-    def _by_another_process(self, work: Callable[..., object]) -> None:
-        # The same snapshot is listed already; or the owner has dropped the log of versions that it has removed.
-        with contextlib.suppress(ConflictError, OffsetOutOfRangeError):
-            work(self.store, clock=self.node.clock)
-
-    def _reopen(self) -> None:
-        """The owner is killed, and opened again."""
-        self.node.crash()
-        self.node.open()
-
-    def _fail_over(self) -> None:
-        """Its disk is lost, and another node restores what was shipped, which is read meanwhile."""
-        self.node.crash()
-        self._names += 1
-        self.node = node = successor(self.node, f"node-{self._names}", **self._settings)
-
-        def restore(on_progress: object) -> Engine:
-            node.restore()
-            return node.open().engine
-
-        with opened(self.store) as reader:  # the engine goes on without it
-            restoring = RestoringEngine(lambda: reader, restore)
-            seq = StoreView(self.store).manifest.high_water_mark
-            assert_state(cast(Engine, restoring), node.model, seq)
-            assert restoring.wait(LIMIT_SECONDS) is node.engine
-            assert_state(cast(Engine, restoring), node.model, seq)
-
-    def compare(self) -> None:
-        """The owner has what the model has. Readers that were open before, and those that are opened now, have what the
-        owner had at their seq.
-        """
-        engine, model = self.node.engine, self.node.model
-        for seq in {engine.applied_seq, self._choose.randint(self.node.core.history.start_seq, engine.applied_seq)}:
-            assert_state(engine, model, seq)
-        self._compare(self.reader)
-        if self._choose.random() < 0.5:
-            self.reader.refresh()
-            assert self.reader.applied_seq == StoreView(self.store).manifest.high_water_mark
-            self._compare(self.reader)
-        if self._choose.random() < 0.2:
-            with opened(self.store) as fresh:
-                assert fresh.applied_seq == StoreView(self.store).manifest.high_water_mark
-                self._compare(fresh)
-
-    def _compare(self, reader: EngineReader) -> None:
-        model, first, last = self.node.model, reader.history_start_seq, reader.applied_seq
-        for seq in {last, self._choose.randint(first, last)}:
-            if seq >= self.node.core.history.start_seq:  # what the owner has removed since may be gone from the store
-                assert_state(reader, model, seq)
-                self._compare_scans(reader, seq)
-                self._compare_many(reader, seq)
-        self._compare_changes(reader)
-
-    def _compare_many(self, reader: EngineReader, seq: int) -> None:
-        """Those that are there, and some that are not, in any order."""
-        owner = self.node.engine
-        keys = [(bucket, one.key) for bucket in owner.list_buckets(seq) for one in owner.list_objects(bucket, "", seq)]
-        keys += [(bucket, "nowhere") for bucket, _ in keys[:2]]
-        self._choose.shuffle(keys)
-        found, expected = (
-            [one and (one.data, one.metadata, one.seq) for one in each.read_many(keys, seq)] for each in (reader, owner)
-        )
-        assert found == expected
-
-    def _compare_changes(self, reader: EngineReader) -> None:
-        """From any seq on, as far as the store has the log. The owner may have more of it on its disk."""
-        start_seq, last_seq = self._choose.randint(0, reader.applied_seq), reader.applied_seq
-        try:
-            found = list(reader.changes(start_seq))
-        except GapError:
-            assert Catalog(StoreView(self.store).metadata, KEYS).start_offset() > 1  # its beginning was dropped
-            return
-        expected = self.node.engine.changes(start_seq)
-        assert found == [change for change in expected if change.seq <= last_seq]
-        assert list(reader.changes(start_seq, committed=True)) == found
-
-    def _compare_scans(self, reader: EngineReader, seq: int) -> None:
-        owner, choose = self.node.engine, self._choose
-        for bucket in reader.list_buckets(seq):
-            keys = ["", "key/1", "key/5", "key-", "key/", "zzz", None]
-            start, end, reverse = choose.choice(keys), choose.choice(keys), choose.random() < 0.5
-            limit, prefix = choose.choice((None, 1, 3)), choose.choice(("", "key/", "key-"))
-            for with_values in (False, True):
-                found, expected = (
-                    [
-                        (one.key, one.size, one.seq, one.crc, one.data, one.metadata)
-                        for one in each.scan(
-                            *(bucket, start, end),
-                            prefix=prefix,
-                            reverse=reverse,
-                            limit=limit,
-                            with_values=with_values,
-                            seq=seq,
-                        )
-                    ]
-                    for each in (reader, owner)
-                )
-                assert found == expected
-            after = choose.choice((None, "key/", "key/1"))
-            for delimiter in ("", "/"):
-                listed = [
-                    list(each.list_objects(bucket, prefix[:3], seq, start_after=after, delimiter=delimiter))
-                    for each in (reader, owner)
-                ]
-                assert listed[0] == listed[1]
-
-    def close(self) -> None:
-        self.reader.close()
-        self.node.close()
-
-
-@pytest.mark.deeper
-@pytest.mark.parametrize("number", range(examples(6)))
-def test_reader_has_what_the_owner_has_at_the_same_seq(number: int) -> None:
-    """Whatever the owner does: it ships, rolls back, snapshots, compacts, removes, is killed, is replaced."""
-    walk = Walk(first_seed() + number)
-    for _ in range(25):
-        walk.step()
-        walk.compare()
-    walk.close()
-
-
-def _broken(data: bytes) -> Iterator[bytes]:
-    yield data
-    raise OSError("the peer is gone")
 
 
 def shipped_node(entries: int = 60) -> EngineNode:
@@ -302,6 +86,38 @@ def test_reader_shows_what_was_shipped_after_a_refresh_and_nothing_else() -> Non
         assert reader.digest(seq) == digest
         with pytest.raises(InputError, match="not applied yet"):
             reader.read("b", "k", seq=node.engine.applied_seq + 1)
+    node.close()
+
+
+def test_reader_that_is_ahead_of_a_new_snapshot_keeps_what_came_after_it() -> None:
+    """A compaction takes long: what it publishes may be older than what is shown already."""
+    node = shipped_node()
+    built = build_by_hand(node.objects, clock=node.clock)
+    with opened(node.objects) as reader:
+        node.apply(40)
+        node.ship_all()
+        reader.refresh()
+        publish_by_hand(node.objects, built, clock=node.clock)
+        assert reader.refresh() == node.engine.applied_seq
+        for seq in (built.root.seq, reader.applied_seq):
+            assert_state(reader, node.model, seq)
+    node.close()
+
+
+def test_reader_passes_over_versions_that_the_owner_has_removed() -> None:
+    """Their rows are in the snapshot, and the log behind it says that they are gone."""
+    node = EngineNode(new_store(), keep_versions=1).open()
+    entries: list[Entry] = [CreateBucket("b"), PutObject("b", "k", b"v" * 300), DeleteObject("b", "k")]
+    node.apply_these(list(enumerate(entries, 1)))
+    node.ship_all()
+    node.engine.create_checkpoint()
+    with opened(node.objects) as reader:
+        assert node.engine.collect_garbage().removed_versions == 2
+        node.apply_these([(4, PutObject("b", "other", b"v"))])
+        node.ship_all()
+        assert reader.refresh() == 4
+        assert reader.find_object("b", "k") is None
+        assert_state(reader, node.model, 4)
     node.close()
 
 

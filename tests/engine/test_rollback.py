@@ -59,6 +59,7 @@ def test_a_rollback_that_was_cut_off_is_finished_by_the_next_opening(monkeypatch
     files, left = FaultyFiles(), list[FaultyFiles]()
 
     def finish(undo: Undo, target_seq: int, begin_lsn: int) -> int:
+        undo._wal.commit()
         left.append(files.after_crash("keep"))
         return real(undo, target_seq, begin_lsn)
 

@@ -383,6 +383,14 @@ class TestFailures:
         files.sync_directory(ROOT)
         assert remains(files, "reorder") == {None}
 
+    def test_a_gap_before_a_write_takes_room_too(self) -> None:
+        """Else a file grew on a full disk by a write far behind its end, and later ones had room in the gap."""
+        files = FaultyFiles(capacity_bytes=5)
+        file = durable_file(files)
+        with pytest.raises(OSError, match="No space"):
+            file.write_at(8, b"new")
+        assert (files.read(A), files.free_bytes(ROOT)) == (b"old", 2)
+
     def test_a_full_disk_takes_what_fits(self) -> None:
         """A write is cut at the capacity; overwriting needs no room; removing gives it back."""
         files = FaultyFiles(capacity_bytes=5)

@@ -54,7 +54,7 @@ from tidelog.engine.wal.records import (
 )
 from tidelog.engine.wal.ship_watermark import EntryEnd, SeqIndex
 from tidelog.engine.wal.wal import FIRST, Wal, files_in_mode
-from tidelog.errors import CorruptionError, DataError, GapError, LockedError
+from tidelog.errors import CorruptionError, DataError, DiskFullError, GapError, LockedError
 from tidelog.events import tell
 from tidelog.files import Files, explained
 from tidelog.log.frame import Frames
@@ -161,7 +161,8 @@ class Core:
         self.results = ResultTable(_known_at(state))
         wal.on_handed_over = self.results.take
         recovery = Recovery(wal, self.tree, state, self.page_file.made_lsn, self._repack, self.results)
-        report = recovery.run()
+        with self.pool.growing_on_full_disk():
+            report = recovery.run()
         self.recovery = msgspec.structs.replace(report, seconds=clock.monotonic() - begin)
         tell(
             _logger,
@@ -336,8 +337,25 @@ def _open_wal(directory: Path, settings: EngineSettings, files: Files, clock: Cl
 
 
 def _page_file(files: Files, path: Path, *, is_new: bool) -> PageFile:
-    """Opens the page file. Without a checkpoint its contents are ignored: all pages come from the WAL."""
-    return PageFile.create(files, path) if is_new or not files.exists(path) else PageFile(files, path)
+    """Opens the page file. Without a checkpoint its contents are ignored: all pages come from the WAL.
+
+    On a full disk the old file serves: redo makes each page before it reads it, and overwrites what is there.
+    """
+    if not is_new and files.exists(path):
+        return PageFile(files, path)
+    try:
+        return PageFile.create(files, path)
+    except DiskFullError as full:
+        if not files.exists(path):
+            raise
+        try:
+            old = PageFile(files, path)
+        except CorruptionError:
+            raise full from None
+        if old.made_lsn:  # the log up to there would be taken for one of other pages
+            old.close()
+            raise
+        return old
 
 
 def _found_in_log(wal: Wal, directory: Path, reason: str | None) -> CheckpointState | None:

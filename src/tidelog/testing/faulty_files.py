@@ -107,9 +107,12 @@ class FaultyFile(ReadsRanges):
         whole = bytes(data)
         interrupted = InterruptedWrite(self._node, position, whole)
         with self._device.changing_or_failing("write_at", self._path, interrupted) as failure:
-            fitting_bytes = max(0, len(self._node.content) - position) + self._device.free_bytes()
+            fitting_bytes = max(
+                0, len(self._node.content) - position + self._device.free_bytes()
+            )  # a gap takes room, too
             written = whole[: fitting_bytes if failure is None else min(fitting_bytes, failure.partial_bytes)]
-            self._node.change(ContentChange(position, written))
+            if written or not whole:
+                self._node.change(ContentChange(position, written))
         if failure is not None:
             raise failure.as_error(self._path)
         if len(written) < len(whole):

@@ -196,6 +196,14 @@ class Client(Crashing, ABC, Generic[AnyContent]):
             server.do(self._interrupted)
         return self._connected_to(server, faults or Faults(crash_at=crash_at))
 
+    def finish_interrupted(self) -> None:
+        """Has the store itself do the call that the crash interrupted, for those who use it meanwhile: `after_crash`
+        would give them another store.
+        """
+        if self._interrupted is not None:
+            self._server.do(self._interrupted)
+            self._interrupted = None
+
     def image(self) -> object:
         """Equal for two stores that show the same. Also in a dead process."""
         with self._server.lock:

@@ -38,6 +38,14 @@ def test_a_checkpoint_that_is_complete_in_the_log_counts_before_its_file_is_ther
     assert (found.high_water_mark, found.history_start_seq) == (35, 25)
 
 
+def test_marks_of_a_checkpoint_are_taken_together() -> None:
+    """Loss prevented: the owner had learned from the store what is final, for its own record of that was gone with a
+    crash. A checkpoint whose file was not there yet brought the high-water mark back without it, and no opening worked.
+    """
+    found = analysed(encode_checkpoint_end(later(low_water_mark=48, high_water_mark=45)))
+    assert (found.low_water_mark, found.high_water_mark) == (48, 45)
+
+
 def test_marks_never_go_back() -> None:
     """Whatever older numbers a record has."""
     older = later(high_water_mark=1, history_start_seq=1)

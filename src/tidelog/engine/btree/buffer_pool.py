@@ -11,7 +11,8 @@ Invariants
 - `rec_lsn` of a dirty page is at most the LSN of the first change that the file does not have.
 - Readers look at `pages` without any lock; they come here only for missing pages, and wait for nothing but the disk.
 - The number of pages is bounded, unless more than that are held at once: `wants_settling` says so long before.
-- On a full disk dirty pages stay and others are evicted, so that everything can still be read.
+- On a full disk dirty pages stay and others are evicted, so that everything can still be read. A recovery on a full
+  disk has all the pages that it changes in memory, however many these are; they leave it when there is room.
 
 Eviction is second chance (clock): the oldest page is evicted, unless it was used since it was last considered. The root
 is never evicted: every search begins there, and it counts them.
@@ -22,9 +23,10 @@ never held while the disk or the WAL works). No thread waits for a `settle` whil
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -112,6 +114,8 @@ class BufferPool:
         self._stale_pages = range(0)
         self._stale_loads_left = 0
         self._is_abandoned = False
+        self._is_growing = False
+        self._grown_pages = 0
         self._misses = self._evictions = self._flushes = 0
 
     # ---- pages come into memory ----
@@ -205,7 +209,7 @@ class BufferPool:
         """Evicts a clean page for a reader while no page can be written. Returns whether there is room.
 
         If all pages are dirty, a few pages more than allowed are loaded: they are clean, so the next load evicts them.
-        The WAL has no room either, so there will not be more dirty ones.
+        The WAL has no room either, so there will not be more dirty ones, except by a recovery.
         """
         with self._mutex:
             page_id = self._clock_sweep(
@@ -213,7 +217,18 @@ class BufferPool:
             )
             if page_id is not None:
                 self._drop(page_id)
-            return len(self.pages) < self.capacity_pages + len(self._held) + 2 * _WAY_PAGES
+            least = max(self.capacity_pages, self._grown_pages) + len(self._held)
+            return self._is_growing or len(self.pages) < least + 2 * _WAY_PAGES
+
+    @contextlib.contextmanager
+    def growing_on_full_disk(self) -> Iterator[None]:
+        """Within it there may be more pages than allowed where none can be written; the bound is what they are then."""
+        self._is_growing = True
+        try:
+            yield
+        finally:
+            self._is_growing = False
+            self._grown_pages = len(self.pages)
 
     def _evict_clean(self) -> tuple[int, bytearray] | None:
         """Evicts until there is room for one more; a dirty page to be written first, or None when that is all."""

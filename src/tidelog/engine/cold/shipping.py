@@ -349,7 +349,7 @@ class Shipping(Policy):
         except HeldError:
             raise
         except RetryError as error:
-            _logger.warning("%s: the store is out of reach, and is tried again: %s", self._core.directory, error)
+            _logger.warning("%s: the store is not claimed yet, which is tried again: %s", self._core.directory, error)
 
     def claim(self) -> Taken:
         core, node = self._core, self._node

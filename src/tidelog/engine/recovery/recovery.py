@@ -48,7 +48,7 @@ from tidelog.engine.wal.records import (
     encode_rollback_end,
 )
 from tidelog.engine.wal.wal import SyncMode, Wal
-from tidelog.errors import DataError
+from tidelog.errors import DataError, DiskFullError
 from tidelog.files import Files
 from tidelog.log.binding import bound
 from tidelog.log.directory import CHECKPOINT, wal_files, wal_name
@@ -118,6 +118,8 @@ class Analysis:
                 self.low_water_mark = max(self.low_water_mark, record.low_water_mark)
             case CheckpointEndRecord():
                 self.history_start_seq = max(self.history_start_seq, record.state.history_start_seq)
+                # It may have learned both from the store, after a crash that took its own record of the first.
+                self.low_water_mark = max(self.low_water_mark, record.state.low_water_mark)
                 self.high_water_mark = max(self.high_water_mark, record.state.high_water_mark)
             case VacuumRecord():
                 self.history_start_seq = max(self.history_start_seq, record.history_start_seq)
@@ -166,9 +168,11 @@ class Victim(NamedTuple):
 class Undo:
     """Takes operations back."""
 
-    def __init__(self, tree: Tree, wal: Wal) -> None:
+    def __init__(self, tree: Tree, wal: Wal, *, waits_for_room: bool = True) -> None:
+        """`waits_for_room` is false where what is undone is undone again if its records never reach the disk."""
         self._tree = tree
         self._wal = wal
+        self._waits_for_room = waits_for_room
 
     def roll_back(self, target_seq: int) -> range:
         """Undoes all entries above a seq; returns the range of LSNs that was undone, including its own records."""
@@ -199,12 +203,20 @@ class Undo:
             chain.append(Victim(lsn, transaction))
             lsn = header.previous_lsn
         self._undo(chain, 0)
+        self._commit()
 
     def _finish(self, target_seq: int, begin_lsn: int) -> int:
         end_lsn = self._wal.add(encode_rollback_end(target_seq, begin_lsn))
-        self._wal.commit()
-        self._tree.settle()
+        self._commit()
         return end_lsn
+
+    def _commit(self) -> None:
+        try:
+            self._wal.commit()
+        except DiskFullError:
+            if self._waits_for_room or self._wal.log.next_offset < self._wal.next_lsn:
+                raise  # or the log has no room for them in its memory either
+        self._tree.settle()
 
     def _victims(self, from_lsn: int, target_seq: int) -> Iterator[Victim]:
         """The operations above a seq that still count, newest first."""
@@ -218,15 +230,12 @@ class Undo:
             yield Victim(lsn, seq)
 
     def _undo(self, victims: list[Victim], previous_lsn: int) -> int:
-        """Undoes them in this order; the lowest LSN of them, or that of what began it."""
+        """Undoes them in this order; the lowest LSN of them, or that of what began it. The caller commits."""
         for number, victim in enumerate(victims):
             next_lsn = victims[number + 1].lsn if number + 1 < len(victims) else 0
             previous_lsn = self._undo_one(victim, previous_lsn, next_lsn)
             if number % _COMMIT_EVERY == _COMMIT_EVERY - 1:
-                self._wal.commit()
-                self._tree.settle()
-        self._wal.commit()
-        self._tree.settle()
+                self._commit()
         return victims[-1].lsn if victims else previous_lsn
 
     def _undo_one(self, victim: Victim, previous_lsn: int, next_lsn: int) -> int:
@@ -345,7 +354,8 @@ class Recovery:
         self._tree.redo(frames, done)
 
     def _undo(self) -> None:
-        undo, found = Undo(self._tree, self._wal), self.found
+        """On a full disk as well: the next opening would do the same, and the log has the records in its memory."""
+        undo, found = Undo(self._tree, self._wal, waits_for_room=False), self.found
         if found.open_seq:
             _logger.warning("seq %d was not complete in the log and is taken back", found.open_seq)
             undo.undo_transaction(found.open_seq, found.open_lsn)
