@@ -193,7 +193,11 @@ def test_engine_is_placed_served_through_any_node_and_moved_whole(tmp_path: Path
                 "engines": [],
                 "elsewhere": [{"name": NAME, "node": first.name}],
             }
+            assert first.cluster.measure is not None
+            await nodes.ask(first.cluster.measure)
             assert (await nodes.ask(filled, second.url, 1, 20))[0] == 19
+            load, _ = await nodes.ask(first.cluster.measure)
+            assert load.engine_loads[NAME].bytes_in > load.engine_loads[NAME].messages_in > 0 == load.total.messages_in
             owned = [_shipping(first.node.http.engines[NAME]).owner.owned.ownership.owner.who]
             await nodes.move(second)
             owned.append(_shipping(second.node.http.engines[NAME]).owner.owned.ownership.owner.who)

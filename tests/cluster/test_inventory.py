@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 
-from tidelog.cluster.documents import ClusterSettings, TopicPlacement
+import msgspec
+
+from tidelog.cluster.documents import ClusterSettings, EnginePlacement, TopicPlacement
 from tidelog.cluster.inventory import MEASURED_SECONDS, WEIGHT_UNIT, Inventory
 from tidelog.cluster.spread import Layout
 from tidelog.service.cluster_control import Load, NodeLoad
@@ -75,6 +77,34 @@ def test_a_partition_that_moves_keeps_its_weight_until_its_new_node_has_measured
     assert weights(inventory) == {"a": 1.1, "b": 5.1}
     inventory.follow(moved, loads, 1.0 + MEASURED_SECONDS)
     assert weights(inventory) == {"a": 1.1, "b": 0.101}
+
+
+def test_engines_and_what_a_node_does_besides_count_beside_its_partitions() -> None:
+    """An engine that moves keeps its weight until its new node has measured it. CPU and reads of the store count with
+    `weighted`; with `fair` nothing does."""
+    engines = {name: EnginePlacement(node=node) for name, node in (("maps", "a"), ("new", "b"))}
+    loads = {
+        "a": NodeLoad(
+            node="a", at_us=1, cpu=1.5, cold_reads=4, engine_loads={"maps": Load(bytes_in=3e6, bytes_out=1e6)}
+        ),
+        "b": NodeLoad(node="b", at_us=1),
+    }
+    beside = {}
+    for strategy in ("fair", "balanced", "weighted"):
+        inventory = Inventory(msgspec.convert({"strategy": strategy}, ClusterSettings))
+        inventory.follow({}, loads, 0.0, engines)
+        beside[strategy] = [inventory.beside(node) / WEIGHT_UNIT for node in "ab"]
+    assert beside == {"fair": [0, 0], "balanced": [4.1, 0.1], "weighted": [1 + 3 + 0.5 + 3 + 0.4, 1]}
+    inventory = Inventory(BALANCED)
+    inventory.follow({}, loads, 0.0, engines)
+    moved = engines | {"maps": EnginePlacement(node="b")}
+    loads["b"] = NodeLoad(node="b", at_us=2, engine_loads={"maps": Load(bytes_in=1e3)})
+    inventory.follow({}, loads, 1.0, moved)
+    assert [inventory.beside(node) / WEIGHT_UNIT for node in "ab"] == [0, 4.2]
+    inventory.follow({}, loads, 1.0 + MEASURED_SECONDS, moved)
+    assert inventory.engine_weight("maps") == 101_000
+    inventory.follow({}, loads, 40.0, {})
+    assert [inventory.beside(node) for node in "ab"] == [0, 0]
 
 
 def test_what_a_dead_node_had_is_given_out_by_its_weight() -> None:

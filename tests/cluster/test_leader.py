@@ -179,13 +179,13 @@ def test_a_node_below_the_disk_floor_gets_nothing(bench: Bench) -> None:
 
 def test_a_pin_is_set_and_ended_where_there_is_nothing_to_move(bench: Bench) -> None:
     """Loss prevented: the command said that it was done, nothing was written, and balance took the partition away."""
-    bench.create("a", "b", "b")
+    bench.create("a", "b", "a")  # and b has the engine
     bench.etcd.put(KEYS.engine("photos"), encode_json(EnginePlacement(node="b")))
     for pin, expected in ((True, {1: "b"}), (False, {})):
         bench.ask(move("b", partition=1, pin=pin), move_engine("b", pin=pin))
         bench.rounds.round(bench.state(), {}, bench.leads_by)
         state = bench.state()
-        assert (state.requests, bench.placed()) == ({}, ("a", "b", "b"))
+        assert (state.requests, bench.placed()) == ({}, ("a", "b", "a"))
         assert state.topics[ORDERS].pins == expected
         assert (state.engines["photos"].node, state.engines["photos"].pin) == ("b", "b" if pin else NOBODY)
     assert not [one for one in read_decisions(bench.etcd, KEYS) if one.decisions[0].slot < 0]

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from tidelog.cluster.documents import ClusterSettings, Coordinators, Decision, EnginePlacement, Request, TopicPlacement
+from tidelog.cluster.inventory import Inventory
 from tidelog.cluster.load_manager import Candidate, Situation, imbalance, plan
-from tidelog.service.cluster_control import Load
+from tidelog.service.cluster_control import Load, NodeLoad
 from tidelog.service.placement import SLOTS
 from tidelog.topics.names import TopicName
 
@@ -328,6 +329,50 @@ def test_engines_are_drained_moved_and_made_even_one_at_a_time() -> None:
     assert [(one.kind, one.engine, one.to) for one in drained] == [("drain", "e0", "b"), ("drain", "e1", "b")]
     lost = plan(situation(nodes("b"), {}, limited, coordinators=settled("b", "b"), engines=engines))
     assert [one.kind for one in lost] == ["failover"] * 5
+
+
+def test_engines_are_spread_by_what_they_do_and_partitions_around_them() -> None:
+    """Not the idle ones, of which a node has more; and not before a node's engines are clearly heavier."""
+    rates = {"busy": 6e6, "brisk": 4e6, **{f"idle{number}": 0.0 for number in range(4)}}
+    engines = {name: EnginePlacement(node="b" if name.startswith("idle") else "a") for name in rates}
+    loads = {
+        node: NodeLoad(
+            node=node,
+            at_us=1,
+            engine_loads={name: Load(bytes_in=rate) for name, rate in rates.items() if engines[name].node == node},
+        )
+        for node in "ab"
+    }
+    topics = {ORDERS: topic(*["a", "b"] * 30)}
+
+    def decided(strategy: str, engines: Mapping[str, EnginePlacement]) -> list[Decision]:
+        settings = msgspec.convert({"strategy": strategy, "max_moves_at_once": 100}, ClusterSettings)
+        inventory = Inventory(settings)
+        inventory.follow(topics, loads, NOW, engines)
+        return plan(situation(nodes("a", "b"), topics, settings, engines=engines, inventory=inventory))
+
+    assert [(one.engine, one.source, one.to) for one in decided("fair", engines)] == [("idle0", "b", "a")]
+    *partitions, engine = decided("balanced", engines)
+    assert {(one.kind, one.source, one.to) for one in partitions} == {("balance", "a", "b")}
+    assert (engine.engine, engine.to) == ("brisk", "b")
+    assert engine.reason == "the engines of a weigh 10.20, those of b 0.40"
+    even = engines | {"brisk": EnginePlacement(node="b")}
+    loads["b"] = msgspec.structs.replace(loads["b"], engine_loads={"brisk": Load(bytes_in=5.2e6)})
+    assert [one for one in decided("balanced", even) if one.engine] == []
+
+
+def test_weights_of_cpu_and_cold_reads_keep_partitions_from_a_busy_node() -> None:
+    """Whatever it is busy with; with the other strategies it makes no difference."""
+    topics = {ORDERS: topic(*["a", "b"] * 20)}
+    busy = {"a": NodeLoad(node="a", at_us=1, cpu=4.0, cold_reads=20), "b": NodeLoad(node="b", at_us=1, cpu=0.1)}
+    moved = {}
+    for strategy in ("fair", "balanced", "weighted"):
+        settings = msgspec.convert({"strategy": strategy}, ClusterSettings)
+        inventory = Inventory(settings)
+        inventory.follow(topics, busy, NOW)
+        found = plan(situation(nodes("a", "b"), topics, settings, inventory=inventory))
+        moved[strategy] = Counter((one.source, one.to) for one in found)
+    assert moved == {"fair": {}, "balanced": {}, "weighted": {("a", "b"): 4}}
 
 
 def test_topics_that_are_being_deleted_are_left_alone() -> None:

@@ -112,8 +112,8 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """How the load manager decides. They are the installation's: `tidelog cluster settings` changes them for all."""
 
     strategy: Strategy = "balanced"
-    """`fair`: as many partitions on each node; `balanced`: as many bytes a second; `weighted`: as much of what the
-    weights below say."""
+    """`fair`: as many partitions on each node; `balanced`: as many bytes a second, those of engines too; `weighted`: as
+    much of what the weights below say."""
 
     hysteresis: Annotated[float, msgspec.Meta(ge=0.01, le=1)] = 0.1
     """A node that has more than this over the average is relieved, until it has less than half of that over it."""
@@ -142,6 +142,10 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     weight_messages_in: Annotated[float, msgspec.Meta(ge=0)] = 0.1
     """Of 1,000 messages a second."""
     weight_messages_out: Annotated[float, msgspec.Meta(ge=0)] = 0.05
+    weight_cpu: Annotated[float, msgspec.Meta(ge=0)] = 2.0
+    """What a core in use weighs at its node, whatever uses it (`weighted`)."""
+    weight_cold_reads: Annotated[float, msgspec.Meta(ge=0)] = 0.1
+    """Of a read of the store under way."""
 
     minimum_version: str = ""
     """Nodes of an older version do not join, and get nothing. Raised once all nodes are upgraded."""

@@ -24,6 +24,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -61,6 +62,16 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     metadata_root: str
     lease_seconds: float
     node_name: str = ""
+
+
+class EngineWork(NamedTuple):
+    """Counted since an engine was opened: bytes of its log, and of values that were read from the store; entries that
+    were applied, and those reads. Reads from its disk show in the CPU of the node."""
+
+    bytes_in: int
+    bytes_out: int
+    messages_in: int
+    messages_out: int
 
 
 class ClusterEngines:
@@ -269,6 +280,16 @@ class ClusterEngines:
                 if entries and shipping is not None:
                     seconds = round(shipping.lag_seconds, 3)
                     found[name] = Unshipped(messages=entries, bytes=shipping.lag_bytes, seconds=seconds)
+        return found
+
+    def work(self) -> dict[str, EngineWork]:
+        """In a thread: what the engines that are open here have done since."""
+        found = {}
+        for name, engine in list(self._open_here.items()):
+            with contextlib.suppress(TidelogError):
+                known = engine.statistics()
+                cold_bytes, cold_reads = (0, 0) if known.cold is None else (known.cold.bytes_used, known.cold.reads)
+                found[name] = EngineWork(known.wal.written_bytes, cold_bytes, known.applied_seq, cold_reads)
         return found
 
     def names(self) -> list[str]:

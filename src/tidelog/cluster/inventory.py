@@ -8,7 +8,9 @@ Invariants
 - A round costs a look at each topic, and work for the partitions that have changed: a leader of 100,000 partitions
   does next to nothing while nothing happens.
 - Weights are whole numbers (millionths), so that sums do not drift.
-- A partition that changes its node weighs what it weighed before, until its new node has had the time to measure it. A
+- Engines weigh what partitions with the same load do. They, and what a node does besides (`weighted`), count beside its
+  partitions: it gets fewer of these. With `fair` nothing counts but numbers.
+- What changes its node weighs what it weighed before, until its new node has had the time to measure it. A
   node that has got something does not look idle for that, and what a dead node had is given out by its load.
 """
 
@@ -18,14 +20,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Set
 from typing import NamedTuple
 
-from tidelog.cluster.documents import NOBODY, ClusterSettings, TopicPlacement
+from tidelog.cluster.documents import NOBODY, ClusterSettings, EnginePlacement, TopicPlacement
 from tidelog.cluster.spread import Layout, TopicSpread
 from tidelog.service.cluster_control import Load, NodeLoad
 from tidelog.topics.names import TopicName
 
 WEIGHT_UNIT = 1_000_000
 MEASURED_SECONDS = 30.0
-"""So long after a partition has changed its node, the reports of the new one do not count for it."""
+"""So long after a partition or an engine has changed its node, the reports of the new one do not count for it."""
 _MEGA = 1e6
 _KILO = 1e3
 # What a partition counts for by being there, in MB/s: so loads that are next to nothing move nothing.
@@ -73,6 +75,14 @@ def weigher(settings: ClusterSettings) -> Callable[[Load], int]:
     return lambda load: round(weight(load) * WEIGHT_UNIT)
 
 
+def _node_weight(settings: ClusterSettings, report: NodeLoad) -> int:
+    """What a node has to do besides, whatever it is for."""
+    if settings.strategy != "weighted":
+        return 0
+    weight = settings.weight_cpu * report.cpu + settings.weight_cold_reads * report.cold_reads
+    return round(weight * WEIGHT_UNIT)
+
+
 def _weighed_by(settings: ClusterSettings) -> dict[str, object]:
     """The settings that weights depend on."""
     return {
@@ -86,6 +96,7 @@ class Inventory:
     def __init__(self, settings: ClusterSettings) -> None:
         self.pins: dict[TopicName, dict[int, str]] = {}
         """Of the topics that have any."""
+        self._settings = settings
         self._weighed_by = _weighed_by(settings)
         self._weigh = weigher(settings)
         self._idle_weight = self._weigh(_IDLE)
@@ -94,6 +105,10 @@ class Inventory:
         self._crowded: set[TopicName] = set()
         self._not_looked_at: set[TopicName] = set()
         self._reports: dict[str, NodeLoad] = {}
+        self._engines: dict[str, str] = {}
+        self._engine_weights: dict[str, int] = {}
+        self._engine_measured_at: dict[str, float] = {}
+        self._beside: dict[str, int] = {}
         self._weights: dict[str, int] = {}
         self._parts: dict[str, dict[tuple[TopicName, int], None]] = {}
         self._sums: dict[str, int] = {}
@@ -131,6 +146,13 @@ class Inventory:
         """What all that a node has weighs."""
         return self._sums.get(node, 0)
 
+    def beside(self, node: str) -> int:
+        """What a node has besides partitions."""
+        return self._beside.get(node, 0)
+
+    def engine_weight(self, name: str) -> int:
+        return self._engine_weights.get(name, self._idle_weight)
+
     def parts_of(self, node: str) -> list[Part]:
         """What a node has, the heaviest first. Not to be changed."""
         found = self._sorted.get(node)
@@ -157,7 +179,13 @@ class Inventory:
 
     # Following
 
-    def follow(self, topics: Mapping[TopicName, TopicPlacement], loads: Mapping[str, NodeLoad], now: float) -> None:
+    def follow(
+        self,
+        topics: Mapping[TopicName, TopicPlacement],
+        loads: Mapping[str, NodeLoad],
+        now: float,
+        engines: Mapping[str, EnginePlacement] | None = None,
+    ) -> None:
         """Takes in what is different from the last time: documents and reports that are the same objects as then are
         passed over."""
         known = self._topics
@@ -173,6 +201,26 @@ class Inventory:
         for node in self._reports.keys() - loads.keys():
             del self._reports[node]  # what it had keeps its weight until another node has measured it
         self._measure(now)
+        self._follow_engines(engines or {}, now)
+
+    def _follow_engines(self, engines: Mapping[str, EnginePlacement], now: float) -> None:
+        """There are few of them: all are looked at."""
+        self._beside = {node: _node_weight(self._settings, report) for node, report in self._reports.items()}
+        for name, placement in engines.items():
+            node = placement.node
+            if self._engines.get(name, node) != node:
+                self._engine_measured_at[name] = now + MEASURED_SECONDS
+            self._engines[name] = node
+            report = self._reports.get(node)
+            load = None if report is None else report.engine_loads.get(name)
+            if load is not None and self._engine_measured_at.get(name, now) <= now:
+                self._engine_weights[name] = self._weigh(load)
+            if self._settings.strategy != "fair":
+                self._beside[node] = self._beside.get(node, 0) + self.engine_weight(name)
+        for name in self._engines.keys() - engines.keys():
+            del self._engines[name]
+            self._engine_weights.pop(name, None)
+            self._engine_measured_at.pop(name, None)
 
     def _take_topic(self, topic: TopicName, placement: TopicPlacement, now: float) -> None:
         known = self._topics.get(topic)

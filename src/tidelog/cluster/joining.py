@@ -44,6 +44,8 @@ from tidelog.topics.names import TopicName, parse_topic_name, read_topic_info
 from tidelog.topics.topic import Topic
 
 _SMOOTHED_SECONDS = 60.0
+_ENGINE = "engine "
+"""Before the name of one, among what is measured."""
 _MAX_PARTITIONS = 500
 """So many of the busiest partitions are reported one by one."""
 _MAX_REASON_CHARACTERS = 500
@@ -223,7 +225,7 @@ def known_topics(directory: LogDirectory) -> dict[TopicName, TopicSeen]:
 
 
 class _Counts(NamedTuple):
-    """What a partition has done since it was opened."""
+    """What a partition or an engine has done since it was opened."""
 
     bytes_in: int
     bytes_out: int
@@ -260,7 +262,9 @@ class LoadMeter:
         """In a thread."""
         opened = self._opened()
         statistics = {key: found for key, one in opened.items() if (found := _statistics(one.topic)) is not None}
-        self._take({key: _counts(opened[key], one, one.log) for key, one in statistics.items() if one.log is not None})
+        counts = {key: _counts(opened[key], one, one.log) for key, one in statistics.items() if one.log is not None}
+        engines = {f"{_ENGINE}{name}": _Counts(*work) for name, work in self._engines.work().items()}
+        self._take(counts | engines)
         now_us = self._clock.now_us()
         self.tail = NodeTail(
             at_us=now_us,
@@ -269,7 +273,8 @@ class LoadMeter:
             kept=self._kept.by_topic(lambda: {TopicName(*one.topic.name.split("/")) for one in opened.values()}),
         )
         agent = self._cluster.agent
-        busy = sorted(self._rates.items(), key=lambda each: -_bytes(each[1]))[:_MAX_PARTITIONS]
+        partitions = [each for each in self._rates.items() if not each[0].startswith(_ENGINE)]
+        busy = sorted(partitions, key=lambda each: -_bytes(each[1]))[:_MAX_PARTITIONS]
         load = NodeLoad(
             node=self._cluster.member.name,
             at_us=now_us,
@@ -283,6 +288,7 @@ class LoadMeter:
             releasing=0 if agent is None else agent.releasing,
             partitions={key: load for key, load in busy if _bytes(load) >= _QUIET_BYTES},
             engines=len(self._engines.names()),
+            engine_loads={key.removeprefix(_ENGINE): self._rates[key] for key in engines if key in self._rates},
             failing_engines={
                 name: failure.told[:_MAX_REASON_CHARACTERS] for name, failure in self.failing_engines().items()
             },
@@ -332,8 +338,8 @@ class LoadMeter:
         self._total = Load(
             bytes_in=_smoothed(self._total.bytes_in, (node.received_bytes - last.received_bytes) / seconds, part),
             bytes_out=_smoothed(self._total.bytes_out, (node.sent_bytes - last.sent_bytes) / seconds, part),
-            messages_in=sum(load.messages_in for load in rates.values()),
-            messages_out=sum(load.messages_out for load in rates.values()),
+            messages_in=sum(load.messages_in for key, load in rates.items() if not key.startswith(_ENGINE)),
+            messages_out=sum(load.messages_out for key, load in rates.items() if not key.startswith(_ENGINE)),
         )
         self._cpu = _smoothed(self._cpu, (sample.cpu_seconds - last.cpu_seconds) / seconds, part)
 

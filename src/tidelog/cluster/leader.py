@@ -155,7 +155,7 @@ class LeaderRounds:
     def _counted(self, state: ClusterState, loads: Mapping[str, NodeLoad], now: float) -> Inventory:
         if self._inventory is None or not self._inventory.fits(state.settings):
             self._inventory = Inventory(state.settings)
-        self._inventory.follow(state.topics, loads, now)
+        self._inventory.follow(state.topics, loads, now, state.engines)
         return self._inventory
 
     def _known_moves(self) -> _Moves:

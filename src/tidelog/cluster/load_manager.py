@@ -22,7 +22,8 @@ Invariants
   given out, and by balance, which of partitions of about the same weight takes one that is too many where it is.
 - A partition is decided on once in a plan.
 - A node whose disk has no room is given nothing but what is pinned to it or asked for, as long as another has room.
-- Engines are spread by their number, and the rest is as for partitions: pins, drains, requests, limits, rest.
+- Engines are spread by what they weigh among themselves (`fair`: by their number), and the rest is as for partitions:
+  pins, drains, requests, limits, rest.
 - A plan costs as much as there are nodes, and as it decides: what the nodes have is counted before (`inventory.py`).
 """
 
@@ -52,8 +53,8 @@ from tidelog.service.cluster_control import Load
 from tidelog.topics.names import TopicName
 
 HOUR_SECONDS = 3600.0
-_UNEVEN_ENGINES = 2
-"""A node has so many engines more than another before one is moved."""
+_ENGINES_BAND = 2
+"""So many times `hysteresis` a node's engines are heavier than another's before one is moved: that is a restore."""
 _CANDIDATES = 100
 """Partitions that are compared to find one to move,"""
 _PLACES = 2
@@ -150,7 +151,7 @@ class _Plan:
         self._settings = situation.settings
         self._inventory = situation.inventory or Inventory.of(situation.settings, situation.topics, situation.loads)
         self.usable = {name: node for name, node in situation.nodes.items() if node.is_usable}
-        self.load = {name: self._inventory.sum_of(name) for name in self.usable}
+        self.load = {name: self._inventory.sum_of(name) + self._inventory.beside(name) for name in self.usable}
         self._total = sum(self.load.values())
         self._takers = {name: node for name, node in self.usable.items() if node.has_room} or self.usable
         self._pins = {
@@ -511,11 +512,13 @@ class _Plan:
         self._found.append(Decision(kind="slot", reason=reason, to=to, source=source, slot=slot))
 
     def _engines(self) -> None:
-        """What nobody serves is given out at once; drains, requests and pins follow, then one at a time what makes the
-        numbers even: an engine is restored where it goes."""
+        """What nobody serves is given out at once; drains, requests and pins follow, then one at a time what makes
+        nodes even: an engine is restored where it goes."""
         engines = self._situation.engines
-        counts = Counter(dict.fromkeys(self.usable, 0))
-        counts.update(placement.node for placement in engines.values() if placement.node in self.usable)
+        weights = Counter(dict.fromkeys(self.usable, 0))
+        for name, placement in engines.items():
+            if placement.node in self.usable:
+                weights[placement.node] += self._inventory.engine_weight(name)
         asked = {
             request.engine: request
             for _, request in sorted(self._situation.requests.items(), reverse=True)  # the first is the last word here
@@ -523,62 +526,70 @@ class _Plan:
         }
         moved = set[str]()
         for name, placement in sorted(engines.items()):
-            found = self._engine_moved(placement, asked.get(name), counts)
+            found = self._engine_moved(placement, asked.get(name), weights)
             if found is not None:
-                self._give_engine(name, placement.node, *found, counts)
+                self._give_engine(name, placement.node, *found, weights)
                 moved.add(name)
-        self._even_engines(counts, moved | asked.keys())
+        self._even_engines(weights, moved | asked.keys())
 
     def _engine_moved(
-        self, placement: EnginePlacement, request: Request | None, counts: Mapping[str, int]
+        self, placement: EnginePlacement, request: Request | None, weights: Mapping[str, int]
     ) -> tuple[DecisionKind, str, str] | None:
         """Where an engine goes, and why; None: it stays."""
         node, pin = placement.node, placement.pin if placement.pin in self.usable else NOBODY
         if node not in self._situation.nodes:
             if not node:
-                return "assign", pin or self._fewest_engines(counts), "nobody serves it"
-            return "failover", pin or self._fewest_engines(counts), f"{node} is not alive"
+                return "assign", pin or self._lightest(weights), "nobody serves it"
+            return "failover", pin or self._lightest(weights), f"{node} is not alive"
         if node not in self.usable and self._takes_room():
             reason = self._situation.nodes[node].why_not or f"{node} is being drained"
-            return "drain", pin or self._fewest_engines(counts), reason
+            return "drain", pin or self._lightest(weights), reason
         if request is not None and node != request.node and self._takes_room():
             return "move", request.node, f"asked for by {request.by or '?'}"
         if pin and pin != node and request is None and self._takes_room():
             return "pin", pin, f"it is pinned to {pin}"
         return None
 
-    def _fewest_engines(self, counts: Mapping[str, int]) -> str:
-        return _fewest({name: counts[name] for name in self._takers})
+    def _lightest(self, weights: Mapping[str, int]) -> str:
+        return _fewest({name: weights[name] for name in self._takers})
 
     def _takes_room(self) -> bool:
         self._room -= 1
         return self._room >= 0
 
     def _give_engine(
-        self, name: str, source: str, kind: DecisionKind, to: str, reason: str, counts: Counter[str]
+        self, name: str, source: str, kind: DecisionKind, to: str, reason: str, weights: Counter[str]
     ) -> None:
-        counts[to] += 1
-        if source in counts:
-            counts[source] -= 1
+        weight = self._inventory.engine_weight(name)
+        weights[to] += weight
+        if source in weights:
+            weights[source] -= weight
         self._found.append(Decision(kind=kind, reason=reason, to=to, source=source, engine=name))
 
-    def _even_engines(self, counts: Counter[str], stay: set[str]) -> None:
+    def _even_engines(self, weights: Counter[str], stay: set[str]) -> None:
+        """The heaviest that does not make the heavier of the two nodes heavier."""
         if not (self._is_asked or (self._situation.is_settled and self._left_this_hour > 0)):
             return
-        most, least = max(counts, key=lambda node: (counts[node], node)), self._fewest_engines(counts)
-        if counts[most] - counts[least] < _UNEVEN_ENGINES:
+        most, least = max(weights, key=lambda node: (weights[node], node)), self._lightest(weights)
+        gap, is_fair = weights[most] - weights[least], self._settings.strategy == "fair"
+        average = sum(weights.values()) / len(weights)
+        if not is_fair and gap <= average * self._settings.hysteresis * _ENGINES_BAND:
             return
-        for name, placement in sorted(self._situation.engines.items()):
-            if (
-                placement.node == most
-                and not placement.pin
-                and name not in stay
-                and self._has_rested(f"engine {name}")
-                and self._takes_room()
-            ):
-                reason = f"{most} has {counts[most]} engines, {least} {counts[least]}"
-                self._give_engine(name, most, "balance", least, reason, counts)
-                return
+        movable = [
+            (-weight, name)
+            for name, placement in self._situation.engines.items()
+            if placement.node == most
+            and not placement.pin
+            and name not in stay
+            and 2 * (weight := self._inventory.engine_weight(name)) <= gap
+            and self._has_rested(f"engine {name}")
+        ]
+        if movable and self._takes_room():
+            heavy, light = weights[most] / WEIGHT_UNIT, weights[least] / WEIGHT_UNIT
+            reason = f"{most} has {heavy:.0f} engines, {least} {light:.0f}"
+            if not is_fair:
+                reason = f"the engines of {most} weigh {heavy:.2f}, those of {least} {light:.2f}"
+            self._give_engine(min(movable)[1], most, "balance", least, reason, weights)
 
 
 def _between(parts: list[Part], lightest: float, heaviest: float) -> list[Part]:

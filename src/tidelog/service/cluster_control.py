@@ -85,6 +85,8 @@ class NodeLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the busiest partitions, `namespace/topic/number`."""
     engines: int = 0
     """Engines that are open."""
+    engine_loads: dict[str, Load] = {}
+    """Of engines that are open: entries that they apply, reads of this disk, and bytes of their log."""
     failing_engines: dict[str, str] = {}
     """Why engines cannot be opened here, restored or let go; all of it is tried again."""
 
