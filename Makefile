@@ -36,7 +36,7 @@ help:
 	@echo 'make wheel       build dist/tidelog-*.whl, with the C extension: for machines without a compiler'
 	@echo 'make bench       the benchmarks, each beside its peers, in a few minutes'
 	@echo 'make bench-full  the same at full size, in 25 minutes, and docs/benchmarks.md from it'
-	@echo 'make guard       instructions of append, scan, decode, apply and get, and what an append waits: 15 % more fails'
+	@echo 'make guard       instructions of what every message goes through, and how often it waits: 15 % more fails'
 	@echo 'make clean       remove everything that was built'
 
 demo: $(VENV)/.ready-demo

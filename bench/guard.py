@@ -1,14 +1,18 @@
 """Guards the paths that every message takes: instructions that an operation costs, and how long an append takes.
 
-Instructions are counted by valgrind, which is the same on a busy machine as on a quiet one. Each operation is run so
-many times and twice as many times: the difference is what it costs, without the start of Python. What is counted is
-compared with `guard.json`, which has figures for a version of Python: 15 % more fails. Where there are none for this
-version, or no valgrind, that is said, and nothing fails; without valgrind in CI (`CI=true`) it does.
+Instructions are counted by valgrind, which is the same on a busy machine as on a quiet one. Each operation is done so
+many times and three times as many times: the difference is what it costs, without the start of Python. The processes
+have the same small environment and hash seed, and glibc copies memory in the same way on any processor, so a machine of
+the same kind counts the same. What is counted is compared with `guard.json`, which has figures for a version of Python:
+15 % more fails. Where there are none for this version, or no valgrind, that is said, and nothing fails; without
+valgrind in CI (`CI=true`) it does. Reading is guarded twice: small messages show what each of them costs, large ones
+(`read`, `columns`, `engine_scan`) what their bytes cost, where one more copy is more than the 15 %.
 
-Instructions do not see a thread that sleeps. So the median of appends is held against a copy of memory in the same
-process, in alternating rounds, of which the best counts: more than five times what is written down fails.
+Instructions do not see a thread that sleeps. So it is counted how many times an operation gives the processor away:
+once more than is written down fails, however short it is. And the median of appends is held against a copy of memory in
+the same process, in alternating rounds, of which the best counts: more than five times what is written down fails.
 
-python bench/guard.py [--write] [--json]
+python bench/guard.py [--only NAME ...] [--write] [--json]
 python bench/guard.py --work append=2000,scan=400
 """
 
@@ -17,11 +21,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import statistics
 import subprocess
 import sys
 import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,7 +39,9 @@ from measuring import parser_for
 
 import tidelog
 from tidelog import _native
-from tidelog.log.frame import MAX_PAYLOAD_BYTES
+from tidelog.log.frame import scan
+from tidelog.log.view import LogView
+from tidelog.topics.columns import gather_columns
 from tidelog.topics.message import Message
 
 HERE = Path(__file__).resolve().parent
@@ -40,86 +51,225 @@ MOST_GROWTH = 1.15
 MOST_WAITING = 5.0
 PAYLOAD = bytes(range(256)) * 4
 FRAMES = 64
+LARGE = PAYLOAD * 16
+LARGE_MESSAGES = 32
+TOPIC = "bench/guard"
 COPIED_BYTES = 64 << 10
 LATENCY_ROUNDS = 5
 LATENCY_APPENDS = 2000
+WAITING_OPERATIONS = 100
 BATCH = 100
+# A copy is then one instruction a byte, by whatever processor: one more copy of something large is seen.
+GLIBC_FOR_ANY = "glibc.cpu.hwcaps=Prefer_ERMS"
 
 
-def work_append(count: int, directory: Path) -> None:
-    """Appends that are accepted, in batches that are flushed: the writer's part is in it."""
-    with tidelog.open(directory / "log", store=None) as log:
-        topic = log.topic("bench/append")
-        for number in range(count):
+Operation = Callable[[int], object]
+"""Does it once; it is told how many times before."""
+
+
+@contextmanager
+def append(directory: Path) -> Iterator[Operation]:
+    """An append that is accepted; each hundred is flushed: the writer's part is in it."""
+    with tidelog.open(directory / "append", store=None) as log:
+        topic = log.topic(TOPIC)
+
+        def one(number: int) -> None:
             topic.append(PAYLOAD)
             if number % BATCH == BATCH - 1:
                 topic.flush()
 
+        yield one
 
-def work_scan(count: int, directory: Path) -> None:
-    """Scans of a buffer of frames of 1 KiB: headers, checksums, positions."""
+
+@contextmanager
+def append_many(directory: Path) -> Iterator[Operation]:
+    """Appends of ten messages at once."""
+    with tidelog.open(directory / "append_many", store=None) as log:
+        topic = log.topic(TOPIC)
+
+        def one(number: int) -> None:
+            topic.append_many([PAYLOAD] * 10)
+            if number % BATCH == BATCH - 1:
+                topic.flush()
+
+        yield one
+
+
+@contextmanager
+def scan_frames(directory: Path) -> Iterator[Operation]:
+    """A scan of a buffer of frames of 1 KiB: headers, checksums, positions."""
     buffer, _, _ = _native.encode_many(0, [PAYLOAD] * FRAMES)
-    for _ in range(count):
-        _native.scan_frames(buffer, 0, 0, MAX_PAYLOAD_BYTES)
+    yield lambda _: scan(buffer)
 
 
-def work_decode(count: int, directory: Path) -> None:
+@contextmanager
+def decode(directory: Path) -> Iterator[Operation]:
     """Messages made of frames."""
     payload = _native.encode(PAYLOAD, b"key", {"header": b"value"}, 0)
-    buffer, positions, lengths = _native.encode_many(0, [payload] * FRAMES)
-    for _ in range(count):
-        _native.decode_frames(Message, 0, buffer, positions, lengths, 0, FRAMES)
+    places = _native.encode_many(0, [payload] * FRAMES)
+    yield lambda _: _native.decode_frames(Message, 0, *places, 0, FRAMES)
 
 
-def work_apply(count: int, directory: Path) -> None:
-    """Entries applied to an engine, in batches."""
-    with tidelog.open_engine(directory / "engine") as engine:
+@contextmanager
+def read(directory: Path) -> Iterator[Operation]:
+    """A topic read back from its files: large messages, so that what is done with their bytes is most of it."""
+    _fill_topic(directory / "read")
+    with tidelog.open(directory / "read", store=None) as log:
+        topic = log.topic(TOPIC)
+        yield lambda _: deque(topic.read(start="earliest"), maxlen=0)
+
+
+@contextmanager
+def columns(directory: Path) -> Iterator[Operation]:
+    """The same messages as columns, as Spark reads them."""
+    _fill_topic(directory / "columns")
+    view = LogView(directory / "columns" / TOPIC)
+
+    def one(_: int) -> None:
+        for batch in view.read():
+            assert batch.frames is not None
+            gather_columns(batch.frames, batch.start, batch.stop)
+
+    try:
+        yield one
+    finally:
+        view.close()
+
+
+def _fill_topic(directory: Path) -> None:
+    with tidelog.open(directory, store=None) as log:
+        log.topic(TOPIC).append_many([LARGE] * LARGE_MESSAGES)
+
+
+@contextmanager
+def apply(directory: Path) -> Iterator[Operation]:
+    """An entry applied to an engine."""
+    with tidelog.open_engine(directory / "apply") as engine:
         engine.apply(1, tidelog.CreateBucket("bench"))
-        for first in range(2, count + 2, BATCH):
-            seqs = range(first, min(first + BATCH, count + 2))
+
+        def one(number: int) -> None:
+            engine.apply(number + 2, tidelog.PutObject("bench", f"key-{number % 500:04}", PAYLOAD))
+
+        yield one
+
+
+@contextmanager
+def apply_many(directory: Path) -> Iterator[Operation]:
+    """A hundred entries applied at once."""
+    with tidelog.open_engine(directory / "apply_many") as engine:
+        engine.apply(1, tidelog.CreateBucket("bench"))
+
+        def one(number: int) -> None:
+            seqs = range(number * BATCH + 2, (number + 1) * BATCH + 2)
             engine.apply_many([(seq, tidelog.PutObject("bench", f"key-{seq % 500:04}", PAYLOAD)) for seq in seqs])
 
-
-def work_get(count: int, directory: Path) -> None:
-    """Objects read from an engine."""
-    with tidelog.open_engine(directory / "objects") as engine:
-        engine.apply(1, tidelog.CreateBucket("bench"))
-        engine.apply_many([(seq, tidelog.PutObject("bench", f"key-{seq:04}", PAYLOAD)) for seq in range(2, 102)])
-        for number in range(count):
-            engine.read("bench", f"key-{2 + number % 100:04}")
+        yield one
 
 
-WORKS = {"append": work_append, "scan": work_scan, "decode": work_decode, "apply": work_apply, "get": work_get}
-COUNTS = {"append": 3000, "scan": 400, "decode": 100, "apply": 1000, "get": 2000}
+@contextmanager
+def get(directory: Path) -> Iterator[Operation]:
+    """An object read from an engine."""
+    with tidelog.open_engine(directory / "get") as engine:
+        _fill_engine(engine, PAYLOAD, 100)
+        yield lambda number: engine.read("bench", f"key-{number % 100:04}")
+
+
+@contextmanager
+def engine_scan(directory: Path) -> Iterator[Operation]:
+    """Large objects of an engine, listed with their values."""
+    with tidelog.open_engine(directory / "engine_scan") as engine:
+        _fill_engine(engine, LARGE, LARGE_MESSAGES)
+        yield lambda _: deque(engine.scan("bench", with_values=True), maxlen=0)
+
+
+def _fill_engine(engine: tidelog.Engine, value: bytes, count: int) -> None:
+    engine.apply(1, tidelog.CreateBucket("bench"))
+    engine.apply_many([(n + 2, tidelog.PutObject("bench", f"key-{n:04}", value)) for n in range(count)])
+
+
+WORKS: dict[str, Callable[[Path], AbstractContextManager[Operation]]] = {
+    "append": append,
+    "append_many": append_many,
+    "scan": scan_frames,
+    "decode": decode,
+    "read": read,
+    "columns": columns,
+    "apply": apply,
+    "apply_many": apply_many,
+    "get": get,
+    "engine_scan": engine_scan,
+}
+COUNTS = {
+    "append": 4000,
+    "append_many": 500,
+    "scan": 500,
+    "decode": 200,
+    "read": 50,
+    "columns": 50,
+    "apply": 200,
+    "apply_many": 20,
+    "get": 3000,
+    "engine_scan": 50,
+}
 
 
 def do_works(counts: dict[str, int]) -> None:
     """Does all of them in this process."""
     with TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as directory:
         for name, count in counts.items():
-            WORKS[name](count, Path(directory))
+            with WORKS[name](Path(directory)) as operation:
+                for number in range(count):
+                    operation(number)
 
 
-def instructions_of(counts: dict[str, int]) -> int:
-    """How many instructions a process executes that does these works."""
-    words = ",".join(f"{name}={count}" for name, count in counts.items())
-    command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
-    command += [sys.executable, str(Path(__file__).resolve()), "--work", words]
-    environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    found = re.search(r"I\s+refs:\s+([\d,]+)", done.stderr)
-    assert found is not None, done.stderr
+def instructions_of(name: str, count: int) -> int:
+    """How many instructions a process executes that does an operation so many times."""
+    counted = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
+    said = _worked(f"{name}={count}", *counted)
+    found = re.search(r"I\s+refs:\s+([\d,]+)", said)
+    assert found is not None, said
     return int(found[1].replace(",", ""))
 
 
-def count_instructions() -> dict[str, int]:
+def _worked(works: str, *under: str) -> str:
+    """What a process of its own that did these works says; its environment is the same whatever the user's is."""
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
+    return subprocess.run(
+        [*under, sys.executable, str(Path(__file__).resolve()), "--work", works],
+        env={**kept, "PYTHONHASHSEED": "0", "LC_ALL": "C", "GLIBC_TUNABLES": GLIBC_FOR_ANY},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stderr
+
+
+def count_instructions(names: Sequence[str]) -> dict[str, int]:
     """Instructions of one operation of each kind."""
+    _worked(",".join(f"{name}=1" for name in names))  # all that is imported is compiled by now
     found = {}
-    for name, count in COUNTS.items():
-        once, twice = instructions_of({name: count}), instructions_of({name: 2 * count})
-        found[name] = (twice - once) // count
-        print(f"{name}: {found[name]:,} instructions", file=sys.stderr)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for name in names:
+            few, many = COUNTS[name], 3 * COUNTS[name]
+            once, thrice = pool.map(instructions_of, (name, name), (few, many))
+            found[name] = (thrice - once) // (many - few)
+            print(f"{name}: {found[name]:,} instructions", file=sys.stderr)
     return found
+
+
+def waits(name: str) -> int:
+    """How many times an operation gives the processor away: sleeps, or waits for a thread or a disk. Other threads make
+    it more for some operations: a tenth of them have so few."""
+    counts = []
+    with TemporaryDirectory() as directory, WORKS[name](Path(directory)) as operation:
+        for number in range(WAITING_OPERATIONS):
+            before = _times_given_away()
+            operation(number)
+            counts.append(_times_given_away() - before)
+    return sorted(counts)[WAITING_OPERATIONS // 10]
+
+
+def _times_given_away() -> int:
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def append_over_copy() -> float:
@@ -150,6 +300,10 @@ def judged(found: dict[str, Any], written: dict[str, Any]) -> list[str]:
             told.append(
                 f"{name} costs {count:,} instructions, {count / before - 1:.0%} more than the {before:,} before"
             )
+    for name, times in found["waits"].items():
+        before = written["waits"].get(name)
+        if before is not None and times > before:
+            told.append(f"{name} gives the processor away {times} times, and {before} before: it sleeps or waits")
     if found["append_over_copy"] > written["append_over_copy"] * MOST_WAITING:
         told.append(
             f"the median append takes {found['append_over_copy']} times a copy of 64 KiB, "
@@ -161,24 +315,27 @@ def judged(found: dict[str, Any], written: dict[str, Any]) -> list[str]:
 def main() -> int:
     """Measures, and compares or writes."""
     parser = parser_for(__doc__)
+    parser.add_argument("--only", nargs="+", choices=WORKS, default=list(WORKS), help="these operations (all)")
     parser.add_argument("--write", action="store_true", help="write down what is measured, as what later ones may cost")
     parser.add_argument("--work", metavar="NAME=COUNT,...", help="only do these works: what valgrind looks at")
     arguments = parser.parse_args()
     if arguments.work:
         do_works({name: int(count) for name, count in (one.split("=") for one in arguments.work.split(","))})
         return 0
-    written = json.loads(WRITTEN.read_text("utf-8")) if WRITTEN.exists() else {}
+    everything = json.loads(WRITTEN.read_text("utf-8")) if WRITTEN.exists() else {}
     has_valgrind = shutil.which("valgrind") is not None
     if not has_valgrind:
         print("there is no valgrind: instructions are not counted", file=sys.stderr)
     found = {
-        "instructions": count_instructions() if has_valgrind else {},
+        "instructions": count_instructions(arguments.only) if has_valgrind else {},
+        "waits": {name: waits(name) for name in arguments.only},
         "append_over_copy": append_over_copy(),
     }
     if arguments.write:
-        WRITTEN.write_text(json.dumps({**written, VERSION: found}, indent=2) + "\n", "utf-8")
-    told = judged(found, written[VERSION]) if VERSION in written else []
-    if VERSION not in written:
+        WRITTEN.write_text(json.dumps({**everything, VERSION: found}, indent=2) + "\n", "utf-8")
+        everything[VERSION] = found
+    told = judged(found, everything[VERSION]) if VERSION in everything else []
+    if VERSION not in everything:
         print(f"nothing is written down for Python {VERSION}: nothing is compared", file=sys.stderr)
     print(
         json.dumps({"python": VERSION, **found, "told": told}, indent=2) if arguments.json else "\n".join(told) or "ok"
