@@ -209,8 +209,9 @@ class Files(ABC):
         finally:
             file.close()
 
-    def write_atomically(self, path: Path, data: bytes) -> None:
-        """Old content or new content, never a mixture, whatever happens; durable when it returns."""
+    def write_atomically(self, path: Path, data: bytes, *, syncs_directory: bool = True) -> None:
+        """Old content or new content, never a mixture, whatever happens; durable when it returns, or when the caller
+        has synced the directory."""
         temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
         if self.exists(temporary):
             self.remove(temporary)
@@ -221,7 +222,8 @@ class Files(ABC):
         finally:
             file.close()
         self.rename(temporary, path)
-        self.sync_directory(path.parent)
+        if syncs_directory:
+            self.sync_directory(path.parent)
 
     def make_directories(self, path: Path) -> None:
         """All missing levels, each durable in its parent before the next is made."""

@@ -17,7 +17,7 @@ from tidelog.cold.shipper import Gate, Shipper
 from tidelog.cold.takeover import Taken, Takeover
 from tidelog.log import Log, LogSettings
 from tidelog.log.binding import bound
-from tidelog.store.metadata.base import MetadataStore
+from tidelog.store.metadata.base import DelegatingMetadata, MetadataStore
 from tidelog.store.metadata.open import RememberedMetadata
 from tidelog.store.object_store import ObjectStore
 from tidelog.testing import FaultyFiles, FaultyStore
@@ -28,6 +28,12 @@ TIME_FIELD = 0
 PAYLOAD_BYTES = 20
 FRAME_BYTES = PAYLOAD_BYTES + 16
 SMALL_FILES = LogSettings(rotate_max_bytes=3 * FRAME_BYTES, cache_max_messages=0, cache_max_bytes=0)
+
+
+class _ReadsMany(DelegatingMetadata):
+    """As etcd, for which one question about many keys is one request."""
+
+    reads_many_at_once = True
 
 
 class Stores:
@@ -47,7 +53,7 @@ class Stores:
     def opening_catalog(self) -> Catalog:
         """One that remembers what it was asked for, as `Tier.opening_catalog` does."""
         asked = (KEYS.owner, KEYS.start, KEYS.state, KEYS.settings, KEYS.staging, KEYS.current, KEYS.epoch_floor)
-        return Catalog(RememberedMetadata(self.metadata, asked), KEYS)
+        return Catalog(RememberedMetadata(_ReadsMany(self.metadata), asked, KEYS.metadata_prefix), KEYS)
 
     def descriptors(self) -> list[Descriptor]:
         return list(self.catalog.walk(0))

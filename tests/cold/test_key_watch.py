@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tidelog.cold.ownership import NEVER_SEEN, KeyRound, Watched
-from tidelog.errors import StoreUnavailableError
+from tidelog.errors import ConflictError, StoreUnavailableError
 from tidelog.store.metadata.base import Check, Entry, Put
 from tidelog.store.metadata.memory import MemoryMetadataStore
 from tidelog.store.metadata.open import RememberedMetadata
@@ -135,11 +135,60 @@ def test_what_opening_asks_for_is_read_once(store: CountingStore) -> None:
     store.put("a", b"3")
     assert [entry and entry.value for entry in (remembered.get("a"), remembered.get("b"))] == [b"3", b"2"]
     assert store.requests == 2
-    remembered.forget_for_good()
+    remembered.forget_all_but(())
     store.put("a", b"4")
     found = remembered.get("a")
     assert found is not None
     assert found.value == b"4"
+
+
+def test_what_is_below_a_prefix_is_read_once(store: CountingStore) -> None:
+    """Its documents, its listings, and what is not there; what is elsewhere is asked for."""
+    store.put("t/a", b"1")
+    store.put("t/s/1", b"2")
+    store.put("t/s/2", b"3")
+    store.put("u", b"4")
+    remembered = RememberedMetadata(store, ("t/a", "t/b"), "t/")
+    assert remembered.get("t/b") is None
+    store.put("t/b", b"late")
+    store.requests = 0
+    assert remembered.keys("t/s/") == ["t/s/1", "t/s/2"]
+    assert [entry.value for entry in remembered.range("t/", start="t/s/1", limit=1)] == [b"2"]
+    assert list(remembered.get_many(["t/a", "t/b", "t/c"])) == ["t/a"]
+    assert store.requests == 0
+    assert remembered.keys("") == ["t/a", "t/b", "t/s/1", "t/s/2", "u"]
+    assert remembered.get("u") is not None
+
+
+def test_what_lies_behind_the_part_that_was_read_is_asked_for(store: CountingStore) -> None:
+    """A topic may have more entries than are read at once: none of them counts as missing."""
+    for number in range(100):
+        store.put(f"t/s/{number:03}", b"%d" % number)
+    store.put("t/state", b"sealed")
+    remembered = RememberedMetadata(store, ("t/owner", "t/start", "t/state"), "t/")
+    assert remembered.get("t/owner") is None
+    assert [entry and entry.value for entry in map(remembered.get, ("t/start", "t/state"))] == [None, b"sealed"]
+    assert remembered.keys("t/s/") == [f"t/s/{number:03}" for number in range(100)]
+    assert [entry.value for entry in remembered.range("t/s/", start="t/s/098")] == [b"98", b"99"]
+    found = [remembered.get(f"t/s/{number:03}") for number in (0, 63, 64, 99)]
+    assert [entry and entry.value for entry in found] == [b"0", b"63", b"64", b"99"]
+
+
+def test_documents_of_the_owner_are_known_until_they_are_written(store: CountingStore) -> None:
+    """When a topic is open, all others are asked for each time; large ones are not kept in memory."""
+    store.put("t/mine", b"1")
+    store.put("t/large", b"1" * 5000)
+    store.put("t/others", b"1")
+    remembered = RememberedMetadata(store, (), "t/")
+    assert remembered.get("t/mine") is not None
+    remembered.forget_all_but(("t/mine", "t/large", "t/none"))
+    for key in ("t/mine", "t/large", "t/none", "t/others"):
+        store.put(key, b"2")
+    found = [remembered.get(key) for key in ("t/mine", "t/none", "t/large", "t/others")]
+    assert [entry and entry.value for entry in found] == [b"1", None, b"2", b"2"]
+    with pytest.raises(ConflictError):
+        remembered.commit([Check("t/mine", "1")], [Put("t/mine", b"3")])
+    assert [entry.value for entry in (remembered.get("t/mine"), remembered.get("t/none")) if entry] == [b"2"]
 
 
 def test_a_task_that_rests_runs_when_it_is_woken(background: Background) -> None:

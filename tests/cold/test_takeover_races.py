@@ -9,7 +9,7 @@ import pytest
 from tests.cold.station import Node, Stores
 from tests.log.workbench import Threads
 
-from tidelog.errors import ConflictError, HeldError, TidelogError
+from tidelog.errors import ConflictError, FencedError, HeldError, TidelogError
 from tidelog.testing import FaultyMetadata
 
 Interfere = Callable[[], None]
@@ -92,6 +92,33 @@ def test_opening_beside_another_node_is_a_conflict_and_never_damage(
         if not has_interfered():
             break
     assert outcomes == {"opened", "ConflictError", "HeldError"} - ({"HeldError"} if seals else set())
+
+
+@pytest.mark.parametrize("remembers", [False, True])
+@pytest.mark.parametrize("kind", METADATA_KINDS)
+def test_taking_a_topic_from_an_owner_that_ships_meanwhile_is_never_damage(kind: str, remembers: bool) -> None:
+    """The bucket has more than what was read of the catalog a moment ago: that catalog is not stale."""
+    number, ends = 0, list[int]()
+    while True:
+        number += 1
+        stores = Stores(kind)
+        with Node(stores, "first").open() as owner:
+            owner.append(2)
+            owner.shipper.ship()
+
+            def ship(owner: Node = owner) -> None:
+                with contextlib.suppress(FencedError):
+                    owner.append(1)
+                    owner.shipper.ship()
+                    owner.append(1)
+                    owner.shipper.ship()
+
+            has_interfered = interrupted_at(stores, number, ship)
+            catalog = stores.opening_catalog if remembers else stores.catalog
+            ends.append(Node(stores, "slow").take(catalog=catalog).next_offset)
+        if not has_interfered():
+            break
+    assert set(ends) == {2, 4}
 
 
 @pytest.mark.parametrize("kind", METADATA_KINDS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,6 @@ from tidelog.files import File, Files
 from tidelog.log import Log
 from tidelog.log.binding import WrappedFiles
 from tidelog.log.repair import plan_repair
-from tidelog.store.metadata.base import Entry
 from tidelog.store.metadata.sqlite import SqliteMetadataStore
 from tidelog.testing import Call, FaultyFiles
 from tidelog.topics.directory import LogDirectory
@@ -77,28 +76,30 @@ def test_a_topic_that_was_closed_is_looked_at_once() -> None:
 
 def test_a_topic_with_a_store_is_opened_with_few_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What there is to know of it is read together: once before the claim, and once after it."""
-    asked: list[tuple[threading.Thread, str]] = []
+    asked: list[str] = []
+    opener = threading.current_thread()
 
-    def get_many(self: SqliteMetadataStore, keys: Sequence[str]) -> dict[str, Entry]:
-        asked.append((threading.current_thread(), "many"))
-        return read_many(self, keys)
+    def counted(name: str) -> Callable[..., object]:
+        ask = getattr(SqliteMetadataStore, name)
 
-    def get(self: SqliteMetadataStore, key: str) -> Entry | None:
-        if "/shop/t/" in key:  # not whether the node lives that had it open
-            asked.append((threading.current_thread(), key))
-        return read_one(self, key)
+        def asks(self: SqliteMetadataStore, first: object, *others: object) -> object:
+            if threading.current_thread() is opener and "/nodes/" not in str(first):  # whether its last node lives
+                asked.append(name)
+            return ask(self, first, *others)
 
-    read_many, read_one = SqliteMetadataStore.get_many, SqliteMetadataStore.get
+        return asks
+
     store = (tmp_path / "bucket").as_uri()
     with tidelog.open(tmp_path / "log", store=store) as log:
         log.topic("shop/t", retention_seconds=1000).append(b"value")
+        log.topic("shop/t").ship()
     with tidelog.open(tmp_path / "log") as log:
         log.topic("shop/first")  # the node takes its lease
-        monkeypatch.setattr(SqliteMetadataStore, "get_many", get_many)
-        monkeypatch.setattr(SqliteMetadataStore, "get", get)
+        for name in ("get", "get_many", "_range", "_keys", "floor"):
+            monkeypatch.setattr(SqliteMetadataStore, name, counted(name))
         log.topic("shop/t")
         monkeypatch.undo()
-    assert [what for thread, what in asked if thread is threading.current_thread()] == ["many", "many"]
+    assert asked == ["_range", "_range"]
 
 
 def test_a_topic_that_was_killed_is_synced_when_it_is_opened() -> None:

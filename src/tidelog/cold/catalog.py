@@ -798,7 +798,7 @@ class Catalog:
 
     def _range(self, start: int, limit: int | None = None) -> Iterator[Descriptor | Reservation]:
         first, parse = self.keys.descriptor(start), self.keys.parse_descriptor
-        if self.metadata.floor_is_cheap:
+        if self.metadata.floor_is_cheap or self.metadata.reads_many_at_once:
             entries = self.metadata.range(self.keys.segments_prefix, start=first, limit=limit)
             yield from (self._decoded(entry).value for entry in entries if parse(entry.key) is not None)
             return

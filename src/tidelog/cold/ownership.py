@@ -550,7 +550,8 @@ class OwnedCatalog:
 # It is written before a claim is made and again after it: a crash in between leaves both, and whichever the metadata
 # store names as the topic's incarnation says that nobody else has written since. A claim without an answer may still be
 # made later, also after others were tried: those are kept until one of ours is made, and none of them can be made any
-# more.
+# more. Where there are no files and no `owner.json`, it is written after the claim alone, before the first file: until
+# then it would say nothing of anything.
 
 
 NAME = "owner.json"
@@ -587,9 +588,9 @@ def read_local_claim(files: Files, directory: Path) -> LocalClaim | None:
     return decode_document(_KIND, _VERSION, data, LocalClaim)
 
 
-def write_local_claim(files: Files, directory: Path, claim: LocalClaim) -> None:
-    """Durable when it returns."""
-    files.write_atomically(directory / NAME, encode_document(_KIND, _VERSION, claim))
+def write_local_claim(files: Files, directory: Path, claim: LocalClaim, *, syncs_directory: bool = True) -> None:
+    """Durable when it returns, or when the caller has synced the directory."""
+    files.write_atomically(directory / NAME, encode_document(_KIND, _VERSION, claim), syncs_directory=syncs_directory)
 
 
 # Polls keys of many topics with few requests, and reports whose entry has changed.

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from tidelog.cold.catalog import Catalog
 from tidelog.errors import DataError, NotFoundError
 from tidelog.store.keys import ObjectId
+from tidelog.store.metadata.open import asked_anew
 from tidelog.store.object_store import ObjectStore
 
 
@@ -34,8 +35,9 @@ def refuse_stale_catalog(catalog: Catalog, objects: ObjectStore, known_epoch: in
     """Raises DataError where the bucket has more of the topic than the catalog knows.
 
     `known_epoch` is that of the last owner; None: of the one that the catalog names. A concurrent shipper moves the
-    catalog's end, and does not count as a sign.
+    catalog's end, and does not count as a sign: the end is asked for anew, whatever the catalog remembers.
     """
+    newly = Catalog(asked_anew(catalog.metadata), catalog.keys)
     while True:
         end = catalog.next_offset()
         found = list(_objects_at(catalog, objects, end))
@@ -45,8 +47,9 @@ def refuse_stale_catalog(catalog: Catalog, objects: ObjectStore, known_epoch: in
         sign = sign or _compacted_across(catalog, objects, end)
         if sign is None:
             return
-        if catalog.next_offset() == end:
+        if newly.next_offset() == end:
             raise _error(f"it ends at offset {end}, and {objects.url} goes on with {catalog.keys.object(sign)}")
+        catalog = newly
 
 
 def _is_sign(name: ObjectId, known_epoch: int, catalog: Catalog, objects: ObjectStore) -> bool:

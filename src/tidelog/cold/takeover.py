@@ -10,6 +10,8 @@ Invariants
 - An error while reading any of these is an error, never "empty".
 - Files that are no longer the end of the topic are set aside before the claim: a crash in between leaves nothing that
   could be mistaken for ours.
+- Under which claim files were written is durable before the first of them: where there are none, it is written once,
+  after the claim.
 - What a live node holds is not touched, unless the caller passes `take_over`. A sealed topic is held by nobody.
 - The claim precedes trusting the catalog's end, and accepting anything.
 - Who gives a new topic partitions records that under a claim of its name, and ends the claim. So who claims the name
@@ -257,6 +259,8 @@ class Takeover:
         self.clock = clock
         self._lease = lease
         self._tail_policy: TailPolicy = tail_policy or SetAside()
+        self._syncs_later = False
+        """Whether `owner.json` is durable only once the directory is synced, before there is any file of the log."""
 
     def take(self, first_offset: int = 0, *, take_over: bool = False) -> Taken:
         """Claims the topic and finds out where to go on. HeldError while another node holds it, unless `take_over`.
@@ -414,16 +418,21 @@ class Takeover:
     def _keep_log_id(self, owner: Owner) -> None:
         if known_log_id(self.files, self.directory) != owner.log_id:
             write_log_id(self.files, self.directory, owner.log_id)
+        elif self._syncs_later:
+            self.files.sync_directory(self.directory)
+        self._syncs_later = False
 
     # The claim
 
     def _claim(self, found: FoundOwner, local: LocalClaim | None, *, is_sealed: bool = False) -> OwnedCatalog:
         claim = new_claim()
         epoch = 0 if local is None else local.epoch
-        known = None if local is None else self._claim_to_keep(local)
-        undecided = () if local is None else local.undecided_claims
-        intent = LocalClaim(epoch=epoch, claim=known, intended=claim, given_up=undecided)
-        write_local_claim(self.files, self.directory, intent)
+        is_bare = local is None and not self.has_files
+        if not is_bare:
+            known = None if local is None else self._claim_to_keep(local)
+            undecided = () if local is None else local.undecided_claims
+            intent = LocalClaim(epoch=epoch, claim=known, intended=claim, given_up=undecided)
+            write_local_claim(self.files, self.directory, intent)
         log_id = known_log_id(self.files, self.directory)
         ownership = claim_topic(
             *(self.catalog, found, self._lease, self.clock, claim),
@@ -432,7 +441,8 @@ class Takeover:
             is_sealed=is_sealed,
         )
         done = LocalClaim(epoch=ownership.epoch, claim=claim, intended=None)
-        write_local_claim(self.files, self.directory, done)
+        write_local_claim(self.files, self.directory, done, syncs_directory=not is_bare)
+        self._syncs_later = is_bare
         return OwnedCatalog(ownership, self.clock)
 
     def _claim_to_keep(self, local: LocalClaim) -> str | None:

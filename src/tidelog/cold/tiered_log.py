@@ -55,7 +55,7 @@ from tidelog.log.settings import DEFAULT_MAX_MESSAGE_BYTES
 from tidelog.store.binding import StoreBinding
 from tidelog.store.keys import DEFAULT_ROOT, TopicKeys
 from tidelog.store.metadata.base import MetadataStore
-from tidelog.store.metadata.open import RememberedMetadata, asked_anew
+from tidelog.store.metadata.open import RememberedMetadata
 from tidelog.store.object_store import ObjectStore
 from tidelog.store.scheduler import NEVER, DaemonPool, Task
 from tidelog.store.urls import open_store
@@ -522,7 +522,7 @@ class Tier:
             *(keys.owner, keys.start, keys.state, keys.settings, keys.partitions),
             *(keys.staging, keys.current, keys.epoch_floor),
         )
-        return Catalog(RememberedMetadata(self.metadata, asked), keys)
+        return Catalog(RememberedMetadata(self.metadata, asked, keys.metadata_prefix), keys)
 
     def open_log(
         self,
@@ -589,8 +589,8 @@ class Tier:
             if keep is not None:
                 keep(catalog)
             if isinstance(catalog.metadata, RememberedMetadata):
-                catalog.metadata.forget_for_good()
-                catalog.metadata = asked_anew(catalog.metadata)
+                keys = catalog.keys
+                catalog.metadata.forget_all_but((keys.epochs, keys.producers, keys.kafka_producers))
             if self.runs_in_background:
                 tiered.owner.start()
             undo.pop_all()

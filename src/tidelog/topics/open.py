@@ -7,9 +7,11 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -101,6 +103,7 @@ class TopicOpener:
         self._opening: dict[TopicName, Catalog] = {}
         self._read: dict[TopicName, TopicInfo | None] = {}
         """What was read to learn whether a topic has partitions: opening it next does not read it again."""
+        self._once = _ReadOnce()
         self._durable_names: set[Path] = set()
         """Namespaces whose entries, as this process found them or made them since, are durable."""
 
@@ -113,6 +116,18 @@ class TopicOpener:
         """Whether there is such a topic, on this disk or in the catalog."""
         return self.views.exists(name)
 
+    @contextlib.contextmanager
+    def reading_once(self, name: TopicName) -> Iterator[None]:
+        """Within it, this thread asks the store once for the documents of a topic, unless it changes one of them. For
+        the opening of a partition, of which each part asks for what the topic says."""
+        before = self._once.catalog
+        if self.tier is not None:
+            self._once.catalog = name, self.tier.opening_catalog(name.namespace, name.name)
+        try:
+            yield
+        finally:
+            self._once.catalog = before
+
     # Partitions
 
     def layout(self, name: TopicName, *, opens: bool = False) -> PartitionLayout | None:
@@ -121,7 +136,7 @@ class TopicOpener:
         `opens`: it is opened next, and what was read together with this is not read again.
         """
         if not opens:
-            return self.views.layout(name)
+            return self.views.layout(name, self._once.of(name))
         if self.tier is not None:
             catalog = self.tier.opening_catalog(name.namespace, name.name)
             layout = self.views.layout(name, catalog)
@@ -425,7 +440,7 @@ class TopicOpener:
         return with_own(self._tier_settings, own)
 
     def _catalog(self, name: TopicName, tier: Tier) -> Catalog:
-        return tier.catalog(name.namespace, name.name)
+        return self._once.of(name) or tier.catalog(name.namespace, name.name)
 
     def _own_settings(self, name: TopicName, info: TopicInfo | None, catalog: Catalog | None) -> dict[str, object]:
         if catalog is not None:
@@ -469,6 +484,15 @@ class TopicOpener:
                     command="Name one with --store s3://bucket/prefix, or use retention_seconds",
                 ),
             )
+
+
+class _ReadOnce(threading.local):
+    """What a thread reads once (`TopicOpener.reading_once`)."""
+
+    catalog: tuple[TopicName, Catalog] | None = None
+
+    def of(self, name: TopicName) -> Catalog | None:
+        return self.catalog[1] if self.catalog is not None and self.catalog[0] == name else None
 
 
 def bring_layouts_along(files: Files, root: Path, settings: LogSettings, clock: Clock, tier: Tier) -> None:

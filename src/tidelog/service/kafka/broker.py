@@ -628,8 +628,12 @@ class Broker:
             serving = serving_of(self.configs_of(served.name), self.settings.max_batch_bytes)
             return log, stored, stored.load(), serving
 
+        def open_log_reading_once() -> tuple[Topic, StoredProducers, PartitionProducers, Serving]:
+            with self.directory._opener.reading_once(served.name):
+                return open_log()
+
         try:
-            opened = await in_store_thread(open_log)
+            opened = await in_store_thread(open_log_reading_once)
         except (LockedError, ConflictError) as error:
             if not self.placement.is_alone:  # the node before has not let go yet
                 raise NotOwnerError(f"{served.name}, partition {number}", None) from error

@@ -6,7 +6,8 @@ memory://    sqlite:///path    etcd://host:port,host:port    etcds://host:port (
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import msgspec
 
 from tidelog.errors import ConfigError, Hint, NotFoundError
-from tidelog.store.metadata.base import Check, DelegatingMetadata, Entry, MetadataStore, Write
+from tidelog.store.metadata.base import Check, DelegatingMetadata, Entry, MetadataStore, Write, end_of
 from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.store.metadata.memory import MemoryMetadataStore
 from tidelog.store.metadata.published import PublishedMetadata
@@ -170,15 +171,23 @@ def _open_etcd(cluster: _Cluster, settings: MetadataSettings | None) -> Metadata
 
 # A metadata store as the opening of a topic sees it: what was read is remembered until something is written.
 #
-# Opening asks for the same few documents again and again, each part for itself. Here they are read once, and together
-# where the store can, once before the claim and once after it.
+# Opening asks for the same few documents again and again, each part for itself. Here all that the store has below the
+# prefix of the topic is read at once, where the store can and as long as that is little, once before the claim and once
+# after it. What it knows of a topic that has more, as one of many objects, is its beginning; the documents that are
+# expected to be asked for are read together then.
 #
 # Invariants
 # - Every write forgets all that was read: what is read after a claim was read after it.
 # - What was read before is as old as the opening at most, and decides nothing by itself: a claim names the version that
 #   it was made from, and fails when that has changed since. Whoever wants to know whether something has changed asks
 #   the store itself (`asked_anew`).
-# - When the topic is open nothing is remembered any more (`forget_for_good`).
+# - A key counts as absent, and a listing as whole, only where the range that was read reaches beyond it.
+# - When the topic is open nothing is remembered any more (`forget_all_but`), but for small documents that only its
+#   owner changes, each until it is written: if another one owns the topic by then, what is written on them is refused.
+
+
+_REMEMBERED_ENTRIES = 64
+_KEPT_BYTES = 4096
 
 
 def asked_anew(metadata: MetadataStore) -> MetadataStore:
@@ -187,49 +196,119 @@ def asked_anew(metadata: MetadataStore) -> MetadataStore:
 
 
 class RememberedMetadata(DelegatingMetadata):
-    """`keys` are those that will be asked for. Closing it is not its user's business, and does nothing."""
+    """`keys` are those that will be asked for, of which most are below `prefix`. Closing it is not its user's business,
+    and does nothing."""
 
-    def __init__(self, store: MetadataStore, keys: Sequence[str]) -> None:
+    def __init__(self, store: MetadataStore, keys: Sequence[str], prefix: str | None = None) -> None:
         super().__init__(store)
         self._expected = keys if store.reads_many_at_once else ()
+        self._prefix = prefix if store.reads_many_at_once else None
         self._guard = Lock()
         self._known: dict[str, Entry | None] = {}
+        self._below: list[Entry] = []
+        """What is below the prefix, in order, before the key `_reach`."""
+        self._reach = ""
         self._is_over = False
 
-    def forget_for_good(self) -> None:
-        """From now on everything is asked for again, each time."""
+    def forget_all_but(self, own: Sequence[str]) -> None:
+        """From now on everything is asked for again, each time, except `own`, which only the owner changes."""
         with self._guard:
+            kept = {key: self._known_entry(key) for key in own if self._is_known(key)}
             self._is_over = True
-            self._known.clear()
+            self._forget_known()
+            self._known = {key: one for key, one in kept.items() if one is None or len(one.value) <= _KEPT_BYTES}
 
     def get(self, key: str) -> Entry | None:
-        if self._is_over:
+        if self._is_over and key not in self._known:
             return self.store.get(key)
         with self._guard:
-            if key not in self._known:
+            if not self._is_known(key) and not self._is_over:
                 self._read(key)
+            return self._known_entry(key) if self._is_known(key) else self.store.get(key)
+
+    def get_many(self, keys: Sequence[str]) -> dict[str, Entry]:
+        if self._is_over:
+            return self.store.get_many(keys)
+        with self._guard:
+            if not all(map(self._is_known, keys)):
+                return self.store.get_many(keys)
+            return {key: one for key in keys if (one := self._known_entry(key)) is not None}
+
+    def _is_known(self, key: str) -> bool:
+        return key in self._known or self._reaches(key, key + "\0")
+
+    def _reaches(self, start: str, end: str) -> bool:
+        return self._prefix is not None and self._prefix <= start and end <= self._reach
+
+    def _known_entry(self, key: str) -> Entry | None:
+        if key in self._known:
             return self._known[key]
+        at = bisect_left(self._below, key, key=_key_of)
+        return self._below[at] if at < len(self._below) and self._below[at].key == key else None
 
     def _read(self, key: str) -> None:
+        """What is asked for, and all that can be read with it."""
+        if self._prefix is not None and not self._reach and key.startswith(self._prefix):
+            self._read_below(self._prefix)
+        if self._is_known(key):
+            return
         if key in self._expected:
-            found = self.store.get_many(self._expected)
-            self._known |= {expected: found.get(expected) for expected in self._expected}
+            wanted = [expected for expected in self._expected if not self._is_known(expected)]
+            found = self.store.get_many(wanted)
+            self._known |= {expected: found.get(expected) for expected in wanted}
         else:
             self._known[key] = self.store.get(key)
 
+    def _read_below(self, prefix: str) -> None:
+        found = self.store.range(prefix, limit=_REMEMBERED_ENTRIES)
+        self._below = found
+        self._reach = end_of(prefix) if len(found) < _REMEMBERED_ENTRIES else found[-1].key + "\0"
+
     def purge(self, keys: Sequence[str]) -> None:
-        self._forget()
+        self._forget(keys)
         self.store.purge(keys)
 
     def close(self) -> None:
         return
 
-    def _forget(self) -> None:
+    def _range(self, prefix: str, start: str, limit: int | None) -> list[Entry]:
+        known = self._listed(prefix, start)
+        return self.store._range(prefix, start, limit) if known is None else known[:limit]
+
+    def _keys(self, prefix: str, start: str, limit: int | None) -> list[str]:
+        known = self._listed(prefix, start)
+        return self.store._keys(prefix, start, limit) if known is None else [entry.key for entry in known[:limit]]
+
+    def _listed(self, prefix: str, start: str) -> list[Entry] | None:
+        """What is below a prefix from a key on; None where that is not known."""
         with self._guard:
-            self._known.clear()
+            if self._is_over or self._prefix is None or not prefix.startswith(self._prefix):
+                return None
+            if not self._reach:
+                self._read_below(self._prefix)
+            first, end = max(start, prefix), end_of(prefix)
+            if not self._reaches(first, end):
+                return None
+            at = bisect_left(self._below, first, key=_key_of)
+            return self._below[at : bisect_left(self._below, end, key=_key_of)]
+
+    def _forget(self, written: Iterable[str]) -> None:
+        with self._guard:
+            if self._is_over:
+                for key in written:
+                    self._known.pop(key, None)
+            else:
+                self._forget_known()
+
+    def _forget_known(self) -> None:
+        self._known, self._below, self._reach = {}, [], ""
 
     def _commit(self, checks: Sequence[Check], writes: Sequence[Write]) -> Mapping[str, str]:
         try:
             return self.store._commit(checks, writes)
         finally:
-            self._forget()
+            self._forget([*(check.key for check in checks), *(write.key for write in writes)])
+
+
+def _key_of(entry: Entry) -> str:
+    return entry.key
