@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pyarrow as pa
 import pytest
 from tests.engine.stations import EngineNode, new_store
 from tests.oracles.changes import read_changes
@@ -20,7 +21,7 @@ from tidelog.errors import CorruptionError, DataError, GapError
 from tidelog.log.frame import crc32
 from tidelog.pipeline.source import log_changes
 from tidelog.pipeline.source.entry_batches import LogPart, plan_log
-from tidelog.pipeline.source.log_changes import EntryEnds, LastChanges, change_batches, change_columns
+from tidelog.pipeline.source.log_changes import EntryEnds, LastChanges, RangedChanges, change_batches, change_columns
 
 Rows = dict[bytes, bytes]
 
@@ -91,14 +92,19 @@ def test_last_changes_are_rows_of_the_tree_in_order_whichever_part_comes_first(
         node.ship_all()
         for task_bytes in (1, 1 << 30):
             works = planned(node, task_bytes)
-            changes = LastChanges()
+            changes, ranged = LastChanges(), RangedChanges(2, range_bytes=700)
             for work in reversed(works):
                 changes.merge(last_changes(work))
+                ranged.merge(last_changes(work))
+            ranges = ranged.settle()
             found = changes.settle().select(["key", "cell"]).to_pylist()
             keys = [one["key"] for one in found]
             assert keys == sorted(set(keys))
             assert None in [one["cell"] for one in found]
             assert {one["key"]: one["cell"] for one in found if one["cell"] is not None} == tree_of(node.engine)
+            assert pa.concat_tables(ranges).select(["key", "cell"]).to_pylist() == found
+            assert len(ranges) > 5
+            assert max(one.nbytes for one in ranges if one.num_rows > 1) <= 700
 
 
 def test_nothing_that_was_changed_is_a_table_without_rows() -> None:

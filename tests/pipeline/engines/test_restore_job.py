@@ -41,6 +41,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restore_steps, "_PIECE_BYTES", 4000)
     monkeypatch.setattr(restore_steps, "_STATE_PIECE_BYTES", 1000)
     monkeypatch.setattr(restore_steps, "_RANGE_ROWS", 40)
+    monkeypatch.setattr(restore_steps, "_ALONE_BYTES", -1)
     work_here(monkeypatch, "engine.restore")
 
 
@@ -186,11 +187,32 @@ def test_it_may_be_killed_at_any_request_and_run_again(tmp_path: Path) -> None:
         assert_same(engine, node.model)
 
 
+def test_little_data_is_restored_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver alone does it, however many pieces there are, and proves the same."""
+    for name, size in (("_PIECE_BYTES", 4000), ("_STATE_PIECE_BYTES", 1000), ("_RANGE_ROWS", 40)):
+        monkeypatch.setattr(restore_steps, name, size)
+    home, no_spark = EngineHome(tmp_path), cast(Any, None)
+    with home.open() as engine:
+        home.feed(engine, 300)
+        engine.create_checkpoint()
+        home.feed(engine, 200)
+        digest, middle = engine.digest(), engine.digest(home.seq // 2)
+    report = restore_engine_directory(no_spark, home.root, tmp_path / "new")
+    assert (report.is_good, report.seq) == (True, home.seq)
+    assert report.reconciliations[0].went_in.messages == report.rows > 100
+    with tidelog.open_engine(tmp_path / "new") as engine:
+        assert (engine.digest(), engine.digest(home.seq // 2)) == (digest, middle)
+    monkeypatch.setattr(restore_steps, "_ALONE_BYTES", 1000)
+    with pytest.raises(AttributeError):  # it is more than that: workers are asked for
+        restore_engine_directory(no_spark, home.root, tmp_path / "other", take_over=True)
+
+
 def test_spark_restores_an_engine_that_goes_on(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through Spark's workers, and the engine that comes out applies, ships, and can be restored again."""
     monkeypatch.setattr(restore_steps, "_DONE_BY_DRIVER", 0)
+    monkeypatch.setattr(restore_steps, "_ALONE_BYTES", -1)
     home = EngineHome(tmp_path)
     with home.open() as engine:
         home.feed(engine, 300)

@@ -8,17 +8,21 @@
 
     change_columns(part)     everything that a part of the log changed, in its order
     LastChanges              of several parts, in any order: one change a row, in order of key
+    RangedChanges            the same of many rows, by ranges of keys
 
 Invariants
 - There is no object a row: records are taken apart in C (`native/changes.h`), rows are sorted and packed there, too.
 - Which records count is decided as everywhere (`engine/wal/replay.py`).
 - `LastChanges` holds the last change of each row, and of what may not be the last at most as much again: between
-  `_UNSETTLED_BYTES` and `_MOST_UNSETTLED_BYTES`. Rows must be less than 2 GiB: so much fits into a column.
+  `_UNSETTLED_BYTES` and `_MOST_UNSETTLED_BYTES`. Rows must be less than 2 GiB: so much fits into a column. Of
+  `RangedChanges` that holds of each range.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog import _native
@@ -29,6 +33,7 @@ from tidelog.log.frame import Frames
 from tidelog.pipeline.pieces import bytes_column, order_of
 from tidelog.pipeline.source.entry_batches import LogPart
 from tidelog.pipeline.tasks import BATCH_ROWS, arrow_schema
+from tidelog.store.scheduler import in_parallel
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -156,6 +161,7 @@ class LastOfEach:
 _LAST_SCHEMA = "key binary, lsn bigint, number int, cell binary"
 _UNSETTLED_BYTES = 64 << 20
 _MOST_UNSETTLED_BYTES = 256 << 20
+_RANGE_BYTES = 32 << 20
 
 
 class LastChanges:
@@ -167,6 +173,14 @@ class LastChanges:
         self._settled_bytes = 0
         self.held_bytes = 0
         """The bytes of what is held, settled or not."""
+
+    @classmethod
+    def of(cls, settled: pa.Table) -> LastChanges:
+        """Changes in order of key, one of each row."""
+        made = cls()
+        made.hold(settled)
+        made._is_settled, made._settled_bytes = True, made.held_bytes
+        return made
 
     def add(self, columns: ChangeColumns) -> None:
         """More changes."""
@@ -181,14 +195,16 @@ class LastChanges:
             self._add(table)
 
     def _add(self, table: pa.Table) -> None:
-        if not table.num_rows:
-            return
-        self._tables.append(table)
-        self._is_settled = False
-        self.held_bytes += table.nbytes
-        most = max(_UNSETTLED_BYTES, min(self._settled_bytes, _MOST_UNSETTLED_BYTES))
-        if self.held_bytes - self._settled_bytes > most:
+        self.hold(table)
+        if self.held_bytes - self._settled_bytes > _most_unsettled(self._settled_bytes):
             self.settle()
+
+    def hold(self, table: pa.Table) -> None:
+        """Changes that are not settled before somebody says so."""
+        if table.num_rows:
+            self._tables.append(table)
+            self._is_settled = False
+            self.held_bytes += table.nbytes
 
     def settle(self) -> pa.Table:
         """All rows in order of key, each with its last change. Of one that is removed the cell is null."""
@@ -202,6 +218,61 @@ class LastChanges:
             self._is_settled = True
             self.held_bytes = self._settled_bytes = self._tables[0].nbytes
         return self._tables[0] if self._tables else arrow_schema(_LAST_SCHEMA).empty_table()
+
+
+def _most_unsettled(settled_bytes: int) -> int:
+    return max(_UNSETTLED_BYTES, min(settled_bytes, _MOST_UNSETTLED_BYTES))
+
+
+class RangedChanges:
+    """The same by ranges of keys, which are settled each by itself, several at the same time.
+
+    A range that has become large is cut in two, so that no column comes near 2 GiB, however the keys are distributed.
+    """
+
+    def __init__(self, threads: int, range_bytes: int = _RANGE_BYTES) -> None:
+        self._threads = threads
+        self._range_bytes = range_bytes
+        self._firsts = [b""]
+        self._ranges = [LastChanges()]
+        self._settled_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of what is held, settled or not."""
+        return sum(one.held_bytes for one in self._ranges)
+
+    def merge(self, other: LastChanges) -> None:
+        """The changes of some part of the log."""
+        rows = other.settle()
+        keys = rows.column("key").combine_chunks()
+        cuts = [0, *(rows_before(keys, first) for first in self._firsts[1:]), len(keys)]
+        for one, (start, stop) in zip(self._ranges, pairwise(cuts), strict=True):
+            one.hold(rows.slice(start, stop - start))
+        if self.held_bytes - self._settled_bytes > _most_unsettled(self._settled_bytes):
+            self.settle()
+
+    def settle(self) -> list[pa.Table]:
+        """All rows in order of key, a table a range, each row with its last change."""
+        settled = in_parallel(LastChanges.settle, self._ranges, self._threads, "tidelog-settle")
+        rest = list(reversed(list(zip(self._firsts, settled, strict=True))))
+        self._firsts, self._ranges = [], []
+        while rest:
+            first, table = rest.pop()
+            middle = table.num_rows // 2
+            if middle and table.nbytes > self._range_bytes:
+                second = table.slice(middle)
+                rest += [(second.column("key")[0].as_py(), second), (first, table.slice(0, middle))]
+            else:
+                self._firsts.append(first)
+                self._ranges.append(LastChanges.of(table))
+        self._settled_bytes = self.held_bytes
+        return [one.settle() for one in self._ranges]
+
+
+def rows_before(keys: pa.Array, key: bytes) -> int:
+    """How many of some keys, which are in order, are less than one."""
+    return bisect_left(range(len(keys)), key, key=lambda row: keys[row].as_py())
 
 
 def packed_rows(keys: pa.Array, values: pa.Array, target_bytes: int) -> Iterator[PackedRows]:

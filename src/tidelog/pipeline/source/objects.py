@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from functools import partial
@@ -48,7 +47,7 @@ from tidelog.pipeline.source.engine_options import (
 from tidelog.pipeline.source.entries import refuse_large_seqs
 from tidelog.pipeline.source.entry_batches import PART_BYTES, LogPart, plan_log
 from tidelog.pipeline.source.explained import PlannedRead, tell_planned
-from tidelog.pipeline.source.log_changes import LastChanges, change_columns
+from tidelog.pipeline.source.log_changes import LastChanges, RangedChanges, change_columns, rows_before
 from tidelog.pipeline.source.object_batches import VALUE_COLUMNS, ObjectPart, RowBlocks, merged_rows, packed_tail
 from tidelog.pipeline.source.options import checked_schema
 from tidelog.pipeline.source.told import refused_stream, told_in_one_line, told_rows
@@ -63,7 +62,8 @@ from tidelog.store.scheduler import in_parallel
 # - Nothing after the manifest's last entry is read, and nothing before the start of history is returned: what was
 #   removed there cannot be distinguished from what never existed.
 # - The driver reads the log after the snapshot once, several parts of it at the same time, as columns, and its changes
-#   travel with the parts. Their size is limited (`maxTailBytes`), with an error that says how to make it smaller.
+#   travel with the parts. They are settled by ranges of keys, several at the same time. Their size is limited
+#   (`maxTailBytes`), with an error that says how to make it smaller.
 # - If the footer of a snapshot is damaged, the one before it is used. Damage in its rows is reported by the task that
 #   finds it.
 
@@ -75,8 +75,6 @@ _TAIL_ROWS_PER_PIECE = 1000
 _TAIL_PART_BYTES = PART_BYTES
 _TAIL_THREADS = 4
 _TAIL_PARTS_AT_ONCE = 8
-# A column has less than 2 GiB, what is not settled yet included.
-_MOST_TAIL_BYTES = 3 << 29
 
 
 class Base(NamedTuple):
@@ -96,20 +94,34 @@ class _Piece(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """What the log changed, in order of key: each row once, and without a cell if it was removed."""
+    """What the log changed: tables in order of key, one behind the other. Each row is there once, one that was removed
+    without a cell.
+    """
 
-    keys: pa.Array
-    cells: pa.Array
+    tables: tuple[pa.Table, ...]
+
+    @classmethod
+    def of(cls, tables: Iterable[pa.Table]) -> Tail:
+        """Tables of `RangedChanges`."""
+        return cls(tuple(one.select(["key", "cell"]).combine_chunks() for one in tables if one.num_rows))
+
+    @property
+    def rows(self) -> int:
+        return sum(table.num_rows for table in self.tables)
 
     def between(self, start: bytes, stop: bytes) -> Tail:
         """The rows of a range of keys."""
-        every = range(len(self.keys))
-        first, end = (bisect_left(every, key, key=lambda row: self.keys[row].as_py()) for key in (start, stop))
-        return Tail(self.keys.slice(first, end - first), self.cells.slice(first, end - first))
+        found = list[pa.Table]()
+        for table in self.tables:
+            keys = table.column("key").combine_chunks()
+            first, end = rows_before(keys, start), rows_before(keys, stop)
+            found.append(table.slice(first, end - first))
+        return Tail(tuple(one for one in found if one.num_rows))
 
     def packed(self) -> bytes:
         """The rows as a task gets them."""
-        return packed_tail(self.keys, self.cells)
+        columns = ((table.column("key"), table.column("cell")) for table in self.tables)
+        return b"".join(packed_tail(keys.combine_chunks(), cells.combine_chunks()) for keys, cells in columns)
 
 
 class PartChanges(NamedTuple):
@@ -182,8 +194,9 @@ class ObjectPlan:
             )
 
     def _read_tail(self) -> Tail:
-        changes, known = LastChanges(), [self._manifest.history_start_seq, self._base.history_start_seq]
-        most_bytes = min(self._options.max_tail_bytes, _MOST_TAIL_BYTES)
+        changes = RangedChanges(_TAIL_THREADS)
+        known = [self._manifest.history_start_seq, self._base.history_start_seq]
+        most_bytes = self._options.max_tail_bytes
         for found in self._changed_parts():
             changes.merge(found.changes)
             known.append(found.history_start_seq)
@@ -193,8 +206,7 @@ class ObjectPlan:
                 raise _long_tail(most_bytes)
         if self._seq < max(known):
             raise forgotten(max(known))
-        rows = changes.settle()
-        return Tail(rows.column("key").combine_chunks(), rows.column("cell").combine_chunks())
+        return Tail.of(changes.settle())
 
     def _changed_parts(self) -> Iterator[PartChanges]:
         """What each part of the log after the base changed; several are read at the same time."""
@@ -258,10 +270,11 @@ class ObjectPlan:
         for file in self._files_in(start, stop):
             for place in file.blocks:
                 yield _Piece(place.first_key, place.rows)
-        keys = self._tail.between(start, stop).keys
-        per_piece = min(_TAIL_ROWS_PER_PIECE, max(1, len(keys) // (4 * (self._options.min_partitions or 1))))
-        for at in range(0, len(keys), per_piece):
-            yield _Piece(keys[at].as_py(), min(per_piece, len(keys) - at))
+        tail = self._tail.between(start, stop)
+        per_piece = min(_TAIL_ROWS_PER_PIECE, max(1, tail.rows // (4 * (self._options.min_partitions or 1))))
+        for keys in (table.column("key") for table in tail.tables):
+            for at in range(0, len(keys), per_piece):
+                yield _Piece(keys[at].as_py(), min(per_piece, len(keys) - at))
 
     def _part(self, start: bytes, stop: bytes, created: dict[str, tuple[int, int]]) -> ObjectPart:
         return ObjectPart(
@@ -277,11 +290,10 @@ class ObjectPlan:
 
 
 def _long_tail(most_bytes: int) -> NotSupportedError:
-    allows = "; maxTailBytes allows for more" if most_bytes < _MOST_TAIL_BYTES else ""
     return NotSupportedError(
         f"the log after the newest snapshot changes more than {most_bytes} bytes of rows, which the driver must hold",
         operation="read objects",
-        hint=f"`tidelog pipeline checkpoint --engine` writes a newer state{allows}",
+        hint="`tidelog pipeline checkpoint --engine` writes a newer state; maxTailBytes allows for more",
     )
 
 

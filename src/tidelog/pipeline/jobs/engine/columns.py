@@ -55,6 +55,14 @@ def raw_numbers(array: pa.Array) -> memoryview:
     return view[array.offset * width : (array.offset + len(array)) * width]
 
 
+def counted_up(count: int) -> pa.Array:
+    """The numbers of so many rows, from 0 on."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.subtract(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int32()), count)), pa.scalar(1, pa.int32()))
+
+
 def one_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     """A column in one piece."""
     import pyarrow as pa

@@ -452,6 +452,9 @@ class Placed:
         for batch in batches:
             key, source = batch.column("key"), batch.column("source")
             is_for_all = pc.or_(pc.equal(source, START), pc.starts_with(key, pattern=BUCKETS))
+            if not pc.any(is_for_all).as_py():
+                yield _with_part(batch, remainders(batch.column("part"), self._parts))
+                continue
             one, all_of_them = batch.filter(pc.invert(is_for_all)), batch.filter(is_for_all)
             yield _with_part(one, remainders(one.column("part"), self._parts))
             for part in range(self._parts if all_of_them.num_rows else 0):

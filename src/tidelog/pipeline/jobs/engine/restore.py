@@ -65,8 +65,9 @@ from tidelog.pipeline.jobs.job import (
     logged,
 )
 from tidelog.pipeline.location import EngineLocation
-from tidelog.pipeline.source.entry_batches import plan_log
+from tidelog.pipeline.source.entry_batches import objects_of, plan_log
 from tidelog.pipeline.work import run_on_workers
+from tidelog.store.scheduler import in_parallel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,13 +89,16 @@ _PIECE_BYTES = 32 << 20
 _STATE_PIECE_BYTES = 8 << 20
 _RANGE_ROWS = 250_000
 _DONE_BY_DRIVER = 1
+# Until three steps of tasks are started, a driver has done as much: it fetches, decompresses and writes in two threads.
+_ALONE_BYTES = 48 << 20
+_ALONE_THREADS = 2
 # What the driver reads after the claim comes after all pieces.
 _BEHIND_ALL = 1 << 30
 _MODULUS = 1 << 64
 
 
 class SparkSteps:
-    """The long steps of a restore, done by workers of a Spark session."""
+    """The long steps of a restore, done by workers of a Spark session; where there is little to read, by the driver."""
 
     filled = 0, 0
     """Rows that went into pages, and their sum."""
@@ -121,6 +125,8 @@ class SparkSteps:
         self._on_step = on_progress
         self._workshop = Workshop(folder=str(directory / RESTORING), probe=f"probe-{secrets.token_hex(8)}")
         self._late_runs = RunWriter(self._workshop, _BEHIND_ALL)
+        self._read_bytes = 0
+        """What the state and the log have in the store."""
         self._state_runs: list[Run] = []
         self._log_runs: list[Run] = []
 
@@ -130,9 +136,11 @@ class SparkSteps:
             self._on_step(Progress("claiming the engine", progress.done, progress.total))
 
     def _done(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        """By workers; a single item is done here, sooner than a task is started."""
+        """By workers; a single item, or little data, is done here, sooner than tasks are started."""
         if len(items) <= _DONE_BY_DRIVER:
             return map(function, items)
+        if self._read_bytes <= _ALONE_BYTES:
+            return iter(in_parallel(function, items, _ALONE_THREADS, "tidelog-restore"))
         return run_on_workers(self._spark, function, items)
 
     def changes(self) -> Changes:
@@ -151,6 +159,7 @@ class SparkSteps:
             StatePiece(place=self._place, workshop=self._workshop, number=number, key=key, blocks=tuple(blocks))
             for number, (key, blocks) in enumerate(self._state_pieces(state))
         ]
+        self._read_bytes = state.stored_bytes
         results = self._done(keep_state, pieces)
         self._state_runs = list(counted_progress(results, "fetching the state", len(pieces), self._on_step))
 
@@ -166,6 +175,7 @@ class SparkSteps:
         stop_lsn = manifest.high_water_lsn + 1
         parts = plan_log(self._catalog, self._place, manifest, replay.lsn, part_bytes=_PIECE_BYTES)
         pieces = [LogPiece(part=part, workshop=self._workshop, number=number) for number, part in enumerate(parts)]
+        self._read_bytes += sum(one.raw_size for one in objects_of(parts))
         results = self._done(read_log, pieces)
         done = sorted(
             counted_progress(results, "reading the log", len(pieces), self._on_step), key=lambda one: one.number

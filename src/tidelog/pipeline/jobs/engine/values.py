@@ -37,6 +37,7 @@ from tidelog.pipeline.jobs.engine.columns import (
     LiveColumns,
     PointingRows,
     blob_pointers,
+    counted_up,
     file_rows,
     live_values,
     one_array,
@@ -199,12 +200,10 @@ class UnitValues:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        values = pa.RunEndEncodedArray.from_arrays(
-            pc.cumulative_sum(self.columns.versions), pa.array(range(len(pointers)), pa.int32())
-        )
+        values = pa.RunEndEncodedArray.from_arrays(pc.cumulative_sum(self.columns.versions), counted_up(len(pointers)))
         number = pc.run_end_decode(values)
         starts = pc.subtract(pc.cumulative_sum(self.columns.versions), self.columns.versions)
-        within = pc.subtract(pa.array(range(len(number)), pa.int32()), starts.take(number))
+        within = pc.subtract(counted_up(len(number)), starts.take(number))
         rows = pc.add(self.columns.first_row.take(number), within)
         return self._keys.take(rows), version_values(self._values.take(rows), pointers.take(number))
 
@@ -659,11 +658,12 @@ class _Pointers:
 
 def bodiless(cuts: Sequence[bytes], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows that point to no value, as those of the version index."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     for batch in batches:
         keys, cells = batch.column("key"), batch.column("cell")
         pointing = pointing_rows(keys, cells, 1, None).rows
-        others = pc.invert(pc.is_in(pa.array(range(len(keys)), pa.int32()), value_set=pointing))
+        if len(pointing) == len(keys):
+            continue
+        others = pc.invert(pc.is_in(counted_up(len(keys)), value_set=pointing))
         yield as_filed(keys.filter(others), version_values(cells.filter(others)), cuts)
