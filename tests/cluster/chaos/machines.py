@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from tests.cluster.chaos import node as node_program
 from tests.cluster.chaos.network import HOST, Network
@@ -32,8 +32,11 @@ from tests.cluster.chaos.network import Path as NetworkPath
 from tidelog.cli.cluster.dev import EtcdMembers, node_environment
 from tidelog.cli.dev_s3 import SeaweedServer
 from tidelog.cluster.operations import ClusterOperations
+from tidelog.errors import StoreUnavailableError
 from tidelog.store.keys import DEFAULT_ROOT
 from tidelog.store.metadata.open import open_metadata_store
+
+Answer = TypeVar("Answer")
 
 NODES = ("n1", "n2", "n3")
 MEMBERS = 3
@@ -275,7 +278,7 @@ class Machines:
 
     def is_whole(self) -> bool:
         """Whether every node is a member, and every partition and engine has one."""
-        status = self.operations.status()
+        status = patiently(self.operations.status)
         return bool(status.nodes == len(NODES) and status.unassigned == 0 and status.unassigned_engines == 0)
 
     def keep_logs(self, directory: Path) -> None:
@@ -290,6 +293,18 @@ class Machines:
             name: [line for line in log.splitlines() if any(word in line for word in words)]
             for name, log in logs.items()
         }
+
+
+def patiently(ask: Callable[[], Answer]) -> Answer:
+    """Asks again while etcd does not answer: a member of it may be stopped at the same time, or the machine be busy."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            return ask()
+        except StoreUnavailableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
 
 
 def until(is_so: Callable[[], bool], seconds: float = WAIT_SECONDS) -> bool:

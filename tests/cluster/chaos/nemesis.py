@@ -18,9 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from tests.cluster.chaos.history import Fault, Recorder
-from tests.cluster.chaos.machines import MEMBERS, NODES, WAIT_SECONDS, Machines, until
+from tests.cluster.chaos.machines import MEMBERS, NODES, WAIT_SECONDS, Machines, patiently, until
 from tests.cluster.chaos.network import How, Path
 
+from tidelog.cluster.documents import ClusterState
 from tidelog.errors import InputError
 
 MAX_SECONDS = 12.0
@@ -192,30 +193,33 @@ class Nemesis:
     def _drain(self, what: Misfortune) -> None:
         operations = self._machines.operations
         try:
-            operations.drain(what.target)
+            patiently(lambda: operations.drain(what.target))
         except InputError as error:
             self._recorder.note("nemesis", f"{what.target} was not drained: {error}")
             return
-        is_empty = operations.until(operations.is_empty(what.target), _OPERATION_SECONDS)
-        operations.undrain(what.target)
+        is_empty = self._until(operations.is_empty(what.target))
+        patiently(lambda: operations.undrain(what.target))
         if not is_empty:
             self._recorder.note("nemesis", f"{what.target} was not drained in {_OPERATION_SECONDS:g} s")
 
     def _move(self, what: Misfortune) -> None:
         topic, partition = what.detail.split()
         operations = self._machines.operations
-        request = operations.move(topic.replace(".", "/", 1), int(partition), what.target)
-        operations.until(operations.is_carried_out(request), _OPERATION_SECONDS)
+        request = patiently(lambda: operations.move(topic.replace(".", "/", 1), int(partition), what.target))
+        self._until(operations.is_carried_out(request))
 
     def _move_engine(self, what: Misfortune) -> None:
         operations = self._machines.operations
-        request = operations.move_engine(what.detail, what.target)
-        operations.until(operations.is_carried_out(request), _OPERATION_SECONDS)
+        request = patiently(lambda: operations.move_engine(what.detail, what.target))
+        self._until(operations.is_carried_out(request))
 
     def _balance(self, what: Misfortune) -> None:
         operations = self._machines.operations
-        request = operations.balance()
-        operations.until(operations.is_carried_out(request), _OPERATION_SECONDS)
+        request = patiently(operations.balance)
+        self._until(operations.is_carried_out(request))
+
+    def _until(self, is_so: Callable[[ClusterState], bool]) -> bool:
+        return patiently(lambda: self._machines.operations.until(is_so, _OPERATION_SECONDS))
 
     def _etcd_stop(self, what: Misfortune) -> None:
         with self._guard:  # a majority stays
