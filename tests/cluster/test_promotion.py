@@ -17,6 +17,7 @@ from tidelog.cold.catalog import Catalog
 from tidelog.config import EngineConfig, load_engine_config
 from tidelog.engine_wiring import open_engine_at, restore_directory
 from tidelog.errors import ConfigError, FencedError, InputError, StoreUnavailableError
+from tidelog.service.cluster_control import NodeTail, Unshipped
 from tidelog.store.document import encode_json
 from tidelog.store.keys import DEFAULT_ROOT, ClusterKeys, EngineKeys
 from tidelog.store.metadata.base import Check, MetadataStore, Put, Write
@@ -108,6 +109,44 @@ def test_replica_becomes_the_first_store(tmp_path: Path) -> None:
     check_promotion(region, open_store(region.second))
 
 
+def test_what_nodes_had_not_shipped_is_said_with_the_loss(tmp_path: Path) -> None:
+    """Loss prevented: what was acknowledged by the first store and was in its flushes alone counted as nothing. Of
+    all nodes, once for a topic whose partitions are listed; without a cluster nobody has reported it."""
+    region, keys = local_region(tmp_path), ClusterKeys()
+    region.live()
+    with open_metadata_store(region.metadata) as metadata:
+        found = plan_promotion(metadata, DEFAULT_ROOT, open_store(region.second))
+        assert (found.unshipped("topic"), {log.unshipped for log in found.logs}) == (None, {None})
+        for number, node in enumerate(("n1", "n2")):
+            metadata.put(keys.node_id(node), b"{}")
+            lag = Unshipped(messages=10 + number, bytes=1, seconds=1.0)
+            tail = NodeTail(at_us=1, topics={ORDERS: lag}, flushed={ORDERS: 100 * number})
+            metadata.put(keys.tail(node), encode_json(tail))
+        found = plan_promotion(metadata, DEFAULT_ROOT, open_store(region.second))
+        assert [(log.name, log.unshipped) for log in found.logs] == [
+            (EVENTS, 0),
+            (f"{ORDERS}-part-0", 121),
+            (f"{ORDERS}-part-1", None),
+        ]
+        assert (found.unshipped("topic"), found.unshipped("engine"), found.lost("topic")) == (121, 0, 2)
+
+
+def test_what_a_lost_metadata_store_knew_is_unknown_and_not_nothing(tmp_path: Path) -> None:
+    """Loss prevented: a region was lost with its etcd, and the promotion with a new one said that nothing was lost."""
+    region = local_region(tmp_path)
+    region.live()
+    with open_metadata_store(f"sqlite://{tmp_path}/new.db") as metadata:
+        found = promote(metadata, DEFAULT_ROOT, open_store(region.second), SystemClock())
+    assert [(log.name, log.in_catalog, log.in_replica, log.lost) for log in found.logs] == [
+        (f"{ORDERS}-part-0", None, 3, None),
+        (f"{ORDERS}-part-1", None, 3, None),
+    ]
+    assert (found.first, found.lost("topic"), found.lost("engine"), found.unshipped("topic")) == ("", None, 0, None)
+    after = Region(tmp_path, f"sqlite://{tmp_path}/new.db", (region.first, region.second))
+    with after.open("b", region.second) as log:
+        assert log.topic(ORDERS).partition(0).append(b"goes on", sync=True) == 3
+
+
 def test_engine_goes_on_with_what_the_replica_has(tmp_path: Path) -> None:
     """What it loses is said before; it is restored from the replica, and the owner of before changes nothing."""
     region = local_region(tmp_path)
@@ -121,7 +160,7 @@ def test_engine_goes_on_with_what_the_replica_has(tmp_path: Path) -> None:
         shipped(engine)
         with open_metadata_store(region.metadata) as metadata:
             found = plan_promotion(metadata, DEFAULT_ROOT, open_store(region.second))
-            assert [tuple(log) for log in found.logs] == [("engine", PHOTOS, 4, 2)]
+            assert [tuple(log) for log in found.logs] == [("engine", PHOTOS, 4, 2, None)]
             assert (found.lost("engine"), found.lost("topic")) == (2, 0)
             assert promote(metadata, DEFAULT_ROOT, open_store(region.second), SystemClock()) == found
         engine.apply(5, tidelog.PutObject("b", "of the owner of before", b"5"))
@@ -155,7 +194,7 @@ def test_engine_without_a_replica_is_not_opened_as_a_new_one(tmp_path: Path) -> 
         for name, placement in placements.items():
             metadata.put(keys.engine(name), encode_json(placement))
         found = promote(metadata, DEFAULT_ROOT, open_store(region.second), SystemClock())
-        assert [tuple(log) for log in found.logs] == [("engine", DRAFTS, 1, None), ("engine", PHOTOS, 1, 1)]
+        assert [tuple(log)[1:4] for log in found.logs] == [(DRAFTS, 1, None), (PHOTOS, 1, 1)]
         left = [key.removeprefix(keys.engines_prefix) for key in metadata.keys(keys.engines_prefix)]
         assert left == ["elsewhere", PHOTOS]
 

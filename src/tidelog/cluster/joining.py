@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -269,6 +269,7 @@ class LoadMeter:
         self.tail = NodeTail(
             at_us=now_us,
             topics=unshipped_of(statistics),
+            flushed=flushed_of(statistics),
             engines=self._engines.unshipped(),
             kept=self._kept.by_topic(lambda: {TopicName(*one.topic.name.split("/")) for one in opened.values()}),
         )
@@ -413,6 +414,16 @@ def unshipped_of(statistics: Mapping[str, TopicStatistics]) -> dict[str, Unshipp
         topic: Unshipped(messages=count, bytes=size[topic], seconds=round(seconds[topic], 3))
         for topic, count in messages.items()
     }
+
+
+def flushed_of(statistics: Mapping[str, TopicStatistics]) -> dict[str, int]:
+    """What is in flushes and in no object of its topic, by topic."""
+    messages: Counter[str] = Counter()
+    for key, one in statistics.items():
+        if one.tier is not None and one.tier.shipper is not None and one.tier.flushes is not None:
+            shipper = one.tier.shipper
+            messages[key.rpartition("/")[0]] += max(0, one.next_offset - shipper.shipped_offset - shipper.lag_messages)
+    return {topic: count for topic, count in messages.items() if count}
 
 
 def _resident_bytes() -> int:

@@ -186,7 +186,7 @@ class Member:
             if not self.is_alive:
                 return
             writes: list[Write] = [Put(self.keys.load(self.name), encode_json(load), self._lease)]
-            has_tail = bool(tail.topics or tail.engines or tail.kept)
+            has_tail = bool(tail.topics or tail.engines or tail.kept or tail.flushed)
             if has_tail:
                 writes.append(Put(self.keys.tail(self.name), encode_json(tail)))
             elif self._may_have_tail:

@@ -9,8 +9,10 @@ with a store of its own is not part of it.
 Invariants
 - Nothing is changed while a node of the cluster is alive: who serves would go on with the first store. That is asked
   before each transaction: a node that came meanwhile interrupts the promotion.
-- What is lost is said before: messages and entries that the catalog knows and the replica does not have. What was not
-  shipped is on the disks of the nodes, or in flushes of the first store, and nobody knows here how much that is.
+- What is lost is said before: messages and entries that the catalog knows and the replica does not have. Of a log that
+  the catalog does not know it is unknown, not 0: the metadata store may have been lost with the region.
+- What was not shipped is on the disks of the nodes, or in flushes of the first store, where it was acknowledged with
+  `durability=shipped`. How much it is, is what the nodes of a cluster reported last; without a cluster nobody knows.
 - A promoted log has a higher epoch than any owner had: an owner that comes back is fenced, and its tail can be rescued.
 - The catalog is bound to the new store last. What is interrupted before is done again by the next promotion; nodes of
   either store are refused, or find a whole catalog.
@@ -18,6 +20,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple
@@ -30,6 +33,7 @@ from tidelog.cold.catalog import Catalog, Owner
 from tidelog.cold.ownership import new_claim
 from tidelog.engine.cold.manifest import read_manifest
 from tidelog.errors import ConfigError, InputError
+from tidelog.service.cluster_control import NodeTail
 from tidelog.store.binding import BoundStore, StoreBinding
 from tidelog.store.document import decode_json, encode_json
 from tidelog.store.keys import (
@@ -45,6 +49,7 @@ from tidelog.store.keys import (
 from tidelog.store.metadata.base import Delete, Entry, MetadataStore, Put, Write
 from tidelog.store.metadata.open import BUCKET, open_metadata_store
 from tidelog.store.object_store import ObjectStore
+from tidelog.topics.names import TopicName
 
 Kind = Literal["topic", "engine"]
 _WRITES_AT_ONCE = 50
@@ -54,17 +59,20 @@ PROMOTED = "promoted"
 
 class PromotedLog(NamedTuple):
     """A topic without partitions, a partition or an engine: where the catalog and the replica end, by offsets or by
-    seqs. `in_replica` is None where the replica has nothing of it."""
+    seqs. `in_catalog` is None where the catalog does not know it, `in_replica` where the replica has nothing of it."""
 
     kind: Kind
     name: str
-    in_catalog: int
+    in_catalog: int | None
     in_replica: int | None
+    unshipped: int | None = None
+    """Messages or entries that nodes had not shipped when they reported last, those in flushes among them; of all
+    partitions of a topic, at its first one. None: nobody has reported it."""
 
     @property
-    def lost(self) -> int:
-        """How many messages are gone, or seqs: as many entries at most."""
-        return max(0, self.in_catalog - (self.in_replica or 0))
+    def lost(self) -> int | None:
+        """How many messages are gone, or seqs: as many entries at most. None: unknown."""
+        return None if self.in_catalog is None else max(0, self.in_catalog - (self.in_replica or 0))
 
 
 class _Name(NamedTuple):
@@ -78,10 +86,18 @@ class Promotion(NamedTuple):
     store: str
     first: str
     logs: tuple[PromotedLog, ...]
+    has_reports: bool = False
+    """Whether it is an installation of a cluster, whose nodes report what they have not shipped."""
 
-    def lost(self, kind: Kind) -> int:
-        """Messages of topics, or seqs of engines."""
-        return sum(log.lost for log in self.logs if log.kind == kind)
+    def lost(self, kind: Kind) -> int | None:
+        """Messages of topics, or seqs of engines; None: of some it is unknown."""
+        lost = [log.lost for log in self.logs if log.kind == kind]
+        return None if None in lost else sum(one for one in lost if one is not None)
+
+    def unshipped(self, kind: Kind) -> int | None:
+        """What nodes had not shipped besides, when they reported last. None: nobody has reported."""
+        found = [log.unshipped for log in self.logs if log.kind == kind and log.unshipped is not None]
+        return sum(found) if found or self.has_reports else None
 
 
 def plan_promotion(metadata: MetadataStore, root: str, replica: ObjectStore) -> Promotion:
@@ -99,11 +115,45 @@ def plan_promotion(metadata: MetadataStore, root: str, replica: ObjectStore) -> 
     strangers = [name for name, end in copied.items() if name in known and known[name][1] != end[1]]
     if strangers:
         raise ConfigError(f"{replica.url} has another log than this installation under the name {strangers[0].text}")
-    logs = []
-    for name in sorted(known.keys() | copied.keys()):
-        in_catalog = known[name][0] if name in known else copied[name][0]
-        logs.append(PromotedLog(*name, in_catalog, copied[name][0] if name in copied else None))
-    return Promotion(replica.url, first, tuple(logs))
+    keys = ClusterKeys(root)
+    has_reports = bool(metadata.keys(keys.node_ids_prefix))
+    unshipped = _unshipped(metadata, keys)
+    logs: list[PromotedLog] = []
+    for name in sorted(known.keys() | copied.keys(), key=_order):
+        in_catalog = known[name][0] if name in known else None
+        in_replica = copied[name][0] if name in copied else None
+        is_first = has_reports and all(_whole(_Name(log.kind, log.name)) != _whole(name) for log in logs[-1:])
+        of_it = unshipped[_whole(name)] if is_first else None
+        logs.append(PromotedLog(*name, in_catalog, in_replica, of_it))
+    return Promotion(replica.url, first, tuple(logs), has_reports)
+
+
+def _unshipped(metadata: MetadataStore, keys: ClusterKeys) -> Counter[_Name]:
+    """By whole topics and engines, of all nodes."""
+    found: Counter[_Name] = Counter()
+    for entry in metadata.range(keys.tails_prefix):
+        tail = decoded(entry, NodeTail)
+        if tail is not None:
+            found.update({_Name("topic", name): one.messages for name, one in tail.topics.items()})
+            found.update({_Name("topic", name): messages for name, messages in tail.flushed.items()})
+            found.update({_Name("engine", name): one.messages for name, one in tail.engines.items()})
+    return found
+
+
+def _parent(name: _Name) -> tuple[TopicName, int] | None:
+    return None if name.kind == "engine" else TopicName(*name.text.split("/", 1)).parent()
+
+
+def _whole(name: _Name) -> _Name:
+    """The topic of a partition; the same of everything else."""
+    parent = _parent(name)
+    return name if parent is None else _Name(name.kind, str(parent[0]))
+
+
+def _order(name: _Name) -> tuple[_Name, int]:
+    """By name; partitions by number."""
+    parent = _parent(name)
+    return _whole(name), -1 if parent is None else parent[1]
 
 
 def promote(metadata: MetadataStore, root: str, replica: ObjectStore, clock: Clock) -> Promotion:

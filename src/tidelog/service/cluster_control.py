@@ -99,7 +99,7 @@ class NotServed(NamedTuple):
 
 
 class NodeTail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is only on the disk of a node."""
+    """What is only on the disk of a node, or in its flushes."""
 
     at_us: int
     topics: dict[str, Unshipped] = {}
@@ -107,6 +107,9 @@ class NodeTail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Entries that the orchestrator applies again if the node dies."""
     kept: dict[str, Unshipped] = {}
     """By topic, what is kept for a rescue: another node went on without it. Its age counts from when it was found."""
+    flushed: dict[str, int] = {}
+    """By topic, messages that are in the bucket, but in the flushes of the node alone: the loss of the node costs
+    nothing, that of the bucket would, whatever replicas the topic has."""
 
 
 class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from tidelog.errors import ConfigError, InputError, NotFoundError
 if TYPE_CHECKING:
     from tidelog.cluster.documents import Decision
     from tidelog.cluster.operations import ClusterOperations
-    from tidelog.cluster.promotion import PromotedLog
+    from tidelog.cluster.promotion import PromotedLog, Promotion
     from tidelog.service.cluster_control import ClusterNode
 
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The name of a node.")]
@@ -419,26 +419,46 @@ def promote(
     with _operations(session) as cluster:
         found = cluster.plan_promotion(replica)
         rows = [_promoted_row(log) for log in found.logs]
-        messages, entries = found.lost("topic"), found.lost("engine")
-        document = {"store": found.store, "first": found.first, "lost": messages, "lost_entries": entries}
-        document |= {"logs": rows, "done": not dry_run}
+        document: dict[str, object] = {"store": found.store, "first": found.first, "lost": found.lost("topic")}
+        document |= {"lost_entries": found.lost("engine"), "unshipped": found.unshipped("topic")}
+        document |= {"unshipped_entries": found.unshipped("engine"), "logs": rows, "done": not dry_run}
         if not session.output.as_json:
-            session.output.table(("kind", "log", "catalog", "replica", "lost"), rows)
-        loss = counted(messages, "message")
-        if any(log.kind == "engine" for log in found.logs):
-            loss += f" and {counted(entries, 'entry', 'entries')} of engines"
+            shown: list[Row] = [{**row, "lost": "unknown"} if row["lost"] is None else row for row in rows]
+            session.output.table(("kind", "log", "catalog", "replica", "lost", "unshipped"), shown)
+        loss = _loss(found)
+        if None in (found.lost("topic"), found.lost("engine")):
+            session.output.note(
+                "This metadata store does not know all of these logs, as after the loss of a region with its etcd: how "
+                "much the first store had of them is unknown. Users, grants, engine placements and transactions that "
+                "were in the lost one are gone with it."
+            )
         if not dry_run:
-            what = f"promote {found.store}, which loses {loss} that {found.first} had"
+            what = f"promote {found.store}, which loses {loss}"
             confirm(session, yes, f"{what[0].upper()}{what[1:]}?", what)
             cluster.promote(replica)
-    text = f"{loss} would be lost, and what was not shipped."
+    text = f"Lost would be {loss}."
     if not dry_run:
         text = f"{found.store} is the first store now. Start the nodes with --store {found.store}."
     session.output.result(document, text)
 
 
+def _loss(found: Promotion) -> str:
+    """What a promotion loses, in words."""
+    messages, entries = found.lost("topic"), found.lost("engine")
+    loss = "an unknown number of messages" if messages is None else counted(messages, "message")
+    if any(log.kind == "engine" for log in found.logs):
+        of_engines = "an unknown number of entries" if entries is None else counted(entries, "entry", "entries")
+        loss += f" and {of_engines} of engines"
+    loss += f" that {found.first or 'the first store'} had"
+    unshipped = found.unshipped("topic")
+    if unshipped is None:
+        return f"{loss}, and what was not shipped"
+    return f"{loss}, and {counted(unshipped, 'message')} that nodes had not shipped when they reported last"
+
+
 def _promoted_row(log: PromotedLog) -> Row:
-    return {"kind": log.kind, "log": log.name, "catalog": log.in_catalog, "replica": log.in_replica, "lost": log.lost}
+    ends = {"catalog": log.in_catalog, "replica": log.in_replica}
+    return {"kind": log.kind, "log": log.name, **ends, "lost": log.lost, "unshipped": log.unshipped}
 
 
 def _operator() -> str:
