@@ -130,6 +130,8 @@ class Core:
         self.wal = wal
         self.turns = Turns()
         self.applying = self.turns.applying
+        self.moved_bytes = 0
+        """What values have taken of the log that were moved within it since the engine was opened."""
         self._shipped_pieces = shipped_pieces
         remove_unused_index(files, directory / PAGES)
         self.page_file = _page_file(files, directory / PAGES, is_new=state is None)
@@ -278,8 +280,8 @@ class Core:
 
     @property
     def written_bytes(self) -> int:
-        """How much was written for entries: the log, and value files since the engine was opened."""
-        return self.wal.next_position + self.values.installed_bytes
+        """How much was written for entries: the log apart from moves, and value files since the engine was opened."""
+        return self.wal.next_position - self.moved_bytes + self.values.installed_bytes
 
     def note_low_water_mark(self, seq: int) -> None:
         """Persists the low-water mark: nothing at or below it is ever rolled back. Does not wait for a sync."""

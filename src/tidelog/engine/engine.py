@@ -430,7 +430,7 @@ class Engine(EnginePrefetch, ChangeCalls, GarbageCalls, CompactionCalls, ClosedA
             self._apply_seconds.add(seconds)
             wait_seconds = self._upkeep.grown(self._core.written_bytes, seconds)
         if wait_seconds:
-            time.sleep(wait_seconds)
+            self._upkeep.hold_back(wait_seconds)
         return results
 
     @twin_of(apply_many)

@@ -3,11 +3,15 @@
 Invariants
 - The durability of applied entries does not depend on maintenance, and a failure here never fails an apply.
 - One checkpoint at a time; a periodic checkpoint is skipped if there is nothing new.
+- Entries never outrun a collection by more than half of what makes one due, whatever the machine is busy with: they are
+  slowed down first, and then wait until it is over. They do not wait for a store that has stopped to answer, nor while
+  the collection itself waits for an entry.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -25,11 +29,15 @@ _logger = logging.getLogger("tidelog.engine")
 _FIRST_COLLECTION_SECONDS = 60.0
 _FIRST_GROWTH_BYTES = 16 << 20
 _NEVER_POSITION = 1 << 64
-# How far the log may grow during a collection, in what makes one due, before entries wait; and how long they do.
+# How far the log may grow during a collection, in what makes one due: before entries are slowed down, and how much
+# then; and before they wait for its end.
 _FREE_GROWTH = 0.25
+_MOST_GROWTH = 0.5
 _SLOWER = 20.0
 _LONGEST_WAIT_SECONDS = 1.0
-# A collection that has done nothing for so long waits for its store: entries do not wait for that.
+_LOOK_SECONDS = 0.01
+# A collection that has done nothing for so long, and whose store has answered nothing, waits for that one: entries do
+# not.
 _STUCK_SECONDS = 5.0
 
 
@@ -86,7 +94,7 @@ class Maintenance:
         self._collecting: Task | None = None
         self._collects_at = self._seals_at = self._due_bytes = _NEVER_POSITION
         self._awaited_seq: int | None = None
-        self._is_collecting = False
+        self._is_collecting = self._is_stopped = False
         if runs_in_background:
             interval = core.settings.checkpoint_interval_seconds
             # After a long redo, checkpoint soon rather than after the whole interval: the next redo would be as long.
@@ -115,8 +123,8 @@ class Maintenance:
 
     def grown(self, position: int, seconds: float) -> float:
         """Log and value files have grown up to here, with entries that took so long. Returns how long the next ones
-        should wait: if they make garbage faster than it is collected, they are slowed down, and disk and store stay
-        bounded.
+        should wait at least (`hold_back`): if they make garbage faster than it is collected, they are slowed down, and
+        disk and store stay bounded.
 
         Garbage is collected when there may be much of it, however long ago it was, and when values that were moved need
         not be kept twice any longer.
@@ -132,10 +140,30 @@ class Maintenance:
             self._is_collecting = True
             self.garbage().progress_seconds = self._core.clock.monotonic()
             self._collecting.soon()
-        behind = (position - self._collects_at) / self._due_bytes - _FREE_GROWTH
-        if behind <= 0 or self._core.clock.monotonic() - self.garbage().progress_seconds > _STUCK_SECONDS:
-            return 0.0
-        return min(_LONGEST_WAIT_SECONDS, seconds * _SLOWER * behind)
+        behind = self._outrun_by(position) - _FREE_GROWTH
+        return min(_LONGEST_WAIT_SECONDS, seconds * _SLOWER * behind) if behind > 0 and not self._is_stuck else 0.0
+
+    def _outrun_by(self, position: int) -> float:
+        """How much entries have written since a collection was due, in what makes one due."""
+        return (position - self._collects_at) / self._due_bytes
+
+    @property
+    def _is_stuck(self) -> bool:
+        garbage = self.garbage()
+        garbage.note_answers()
+        return self._core.clock.monotonic() - garbage.progress_seconds > _STUCK_SECONDS
+
+    def hold_back(self, seconds: float) -> None:
+        """After entries were applied, which should wait so long: until the collection that they outrun is over."""
+        with self.garbage().outrun():
+            time.sleep(seconds)
+            while self._is_full():
+                time.sleep(_LOOK_SECONDS)
+
+    def _is_full(self) -> bool:
+        if not self._is_collecting or self._is_stopped or self.garbage().awaits_entry:
+            return False
+        return self._outrun_by(self._core.written_bytes) >= _MOST_GROWTH and not self._is_stuck
 
     def _end_file(self) -> None:
         """Files leave the disk as a whole: they are small beside what is live, so that dead ones are not kept long."""
@@ -146,18 +174,18 @@ class Maintenance:
         self._seals_at = self._core.wal.next_position + self.garbage().piece_bytes
 
     def _collect(self) -> None:
-        garbage, begin, moved_bytes = self.garbage(), self._core.written_bytes, 0
+        garbage, begin = self.garbage(), self._core.written_bytes
         try:
             if self.cold is not None:
                 self.cold.ship()  # what is not in the store is kept
             self._awaited_seq = None
-            moved_bytes = garbage.collect().moved_bytes
+            garbage.collect()
             self._awaited_seq = garbage.awaited_seq
         finally:
             self._due_bytes = garbage.next_due_bytes
-            # What was written meanwhile, apart from moves, is not accounted for yet.
+            # What was written meanwhile is not accounted for yet.
             soonest = self._core.written_bytes + self._due_bytes // 4
-            self._collects_at = max(begin + moved_bytes + self._due_bytes, soonest)
+            self._collects_at = max(begin + self._due_bytes, soonest)
             self._is_collecting = False
 
     def _repeat(self, failed: str, work: Callable[[], object]) -> Task | None:
@@ -201,6 +229,7 @@ class Maintenance:
 
     def stop(self) -> None:
         """Stops all background work. Waits a few seconds at most."""
+        self._is_stopped = True
         self.compaction.close()
         if self.cold is not None:
             self.cold.stop()

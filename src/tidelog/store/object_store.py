@@ -89,6 +89,8 @@ class ObjectStore(ABC):
     identity: Hashable | None = None
     """The same for all that this process opens of one store, where the etags in listings are those of reads, and no
     content ever has the etag of another; else None."""
+    answers = 0
+    """How many requests were answered, where that is counted: while there are more, it is in reach, however slow."""
 
     @property
     @abstractmethod

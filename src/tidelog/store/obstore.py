@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 
 import obstore
@@ -292,9 +291,12 @@ class ObstoreStore(ObjectStore):
 
     # Being an object
 
-    def _asking(self, operation: str, key: str) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def _asking(self, operation: str, key: str) -> Iterator[None]:
         _refuse_in_forked_child()
-        return translated(operation, self._place(key))
+        with translated(operation, self._place(key)):
+            yield
+        self.answers += 1
 
     def _place(self, key: str) -> str:
         return f"{self.url}{key}" if self.url.endswith("/") else f"{self.url}/{key}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
+import stat
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ import tidelog
 from tidelog.clock import ManualClock
 from tidelog.engine.cold import garbage as garbage_module
 from tidelog.engine.cold.garbage import GarbageStatistics, PieceUse, move_below, move_parts
+from tidelog.engine.cold.shipping import Shipping
 from tidelog.engine.core import Turns
 from tidelog.engine.entry import CopyObject, CreateBucket, DeleteObject, Entry, PutObject
 from tidelog.engine.mvcc import relocation
@@ -333,6 +336,22 @@ def test_copies_share_a_value_after_it_was_moved() -> None:
         assert len(positions) == 4
 
 
+def test_all_values_of_a_piece_are_moved_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss: pieces with more values than fit into memory at a time kept those behind, and stayed for ever."""
+    monkeypatch.setattr(relocation, "_MAX_ROWS", 7)
+    settings = msgspec.structs.replace(SMALL, inline_value_bytes=0)
+    with open_local(DIRECTORY, FaultyFiles(), settings) as engine:
+        engine.apply_many([(1, CreateBucket("b"))])
+        engine.apply_many((seq, PutObject("b", f"k{seq}", b"%03d" % seq * 300)) for seq in range(2, 3000))
+        engine.update_low_water_mark(2999)
+        core = engine._core
+        before, below_lsn = core.written_bytes, core.wal.next_lsn
+        moved = relocation.Relocation(core, lambda: None, lambda error: None, None, _nothing)
+        assert moved.run(0, below_lsn).values == 2998
+        assert core.written_bytes == before, "moves are not written for entries"
+        assert not moved._rows(0, below_lsn, b"")[0]
+
+
 def test_damaged_value_is_not_moved() -> None:
     """Its piece stays, and what is wrong with it is told by whoever reads it."""
     settings = msgspec.structs.replace(SMALL, inline_value_bytes=0)
@@ -547,6 +566,108 @@ def test_entries_are_slowed_down_by_a_collection_and_not_by_a_store_that_hangs(t
         assert upkeep.grown(100_000, 1.0) == 0
         upkeep.garbage()._go_on()
         assert upkeep.grown(100_000, 1.0) == 1
+
+
+def test_entries_wait_for_the_end_of_a_collection_that_they_outrun(tmp_path: Path) -> None:
+    """Slower ones would outrun it all the same while the machine has no time for it. They wait for neither a store that
+    hangs nor a collection that waits for an entry, and not for ever when the engine is closed.
+    """
+    with tidelog.open_engine(tmp_path / "e", keep_versions=1, rotate_max_bytes="64KiB") as engine:
+        upkeep, core = engine._upkeep, engine._core
+        garbage = upkeep.garbage()
+
+        def outrun(times: float) -> None:
+            upkeep._is_collecting, upkeep._due_bytes = True, 1000
+            upkeep._collects_at = core.written_bytes - int(times * 1000)
+            garbage.progress_seconds = core.clock.monotonic()
+
+        outrun(0.4)
+        assert not upkeep._is_full()
+        outrun(0.6)
+        assert upkeep._is_full()
+        core.moved_bytes += 200  # what a collection moves is not written for entries
+        assert not upkeep._is_full()
+        outrun(0.6)
+        waiting = threading.Thread(target=upkeep.hold_back, args=(0.0,))
+        waiting.start()
+        for _ in range(5):
+            garbage._go_on()
+            assert waiting.is_alive()
+            time.sleep(0.02)
+        upkeep._is_collecting = False
+        waiting.join(60)
+        assert not waiting.is_alive()
+        outrun(2)
+        place = garbage._place
+        place.awaits_entry = True
+        assert not upkeep._is_full()
+        place.awaits_entry = False
+        garbage.progress_seconds -= 60
+        assert not upkeep._is_full()
+        outrun(2)
+        assert upkeep._is_full()
+        upkeep.stop()
+        assert not upkeep._is_full()
+
+
+def test_store_that_answers_is_no_store_that_hangs(tmp_path: Path) -> None:
+    """The loss: a bucket with four times the live bytes. One request after the other was answered late, on a busy
+    machine, and entries were let go as if the store had hung.
+    """
+    store = f"file://{tmp_path / 'store'}"
+    with tidelog.open_engine(tmp_path / "e", keep_versions=1, store=store, rotate_max_bytes="64KiB") as engine:
+        engine.apply(1, CreateBucket("b"))
+        engine.update_low_water_mark(1)
+        engine.ship()
+        upkeep, clock = engine._upkeep, ManualClock()
+        engine._core.clock = clock
+        upkeep._is_collecting, upkeep._collects_at, upkeep._due_bytes = True, engine._core.written_bytes - 1000, 100
+        upkeep.garbage()._go_on()
+        upkeep.garbage().note_answers()
+        clock.advance(60)
+        assert not upkeep._is_full()
+        assert isinstance(upkeep.cold, Shipping)
+        upkeep.cold._objects.exists("anything")
+        assert upkeep._is_full()
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+def test_disk_and_bucket_stay_below_three_times_the_live_bytes_however_slow_collections_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_store: bool
+) -> None:
+    """Each of their steps takes long here, while entries come one after the other: what counts is bytes, not time."""
+    keys, size, overwrites = 400, 4096, 5_000
+    settings: dict[str, Any] = {"keep_versions": 1, "rotate_max_bytes": "64KiB", "local_retention_bytes": 0}
+    if has_store:
+        settings |= {"store": f"file://{tmp_path / 'store'}", "ship_interval_seconds": 3600}
+    go_on = garbage_module.Garbage._go_on
+
+    def go_on_slowly(self: garbage_module.Garbage) -> None:
+        time.sleep(0.002)
+        go_on(self)
+
+    monkeypatch.setattr(garbage_module.Garbage, "_go_on", go_on_slowly)
+    chance, live_bytes, most = random.Random(4), keys * size, {"e": 0, "store": 0}
+    with tidelog.open_engine(tmp_path / "e", **settings) as engine:
+        engine.apply(1, CreateBucket("b"))
+        for first in range(0, keys + overwrites, 10):
+            numbers = [n if n < keys else chance.randrange(keys) for n in range(first, first + 10)]
+            puts = [PutObject("b", f"key-{number:04}", chance.randbytes(size)) for number in numbers]
+            engine.apply_many(enumerate(puts, first + 2))
+            engine.update_low_water_mark(engine.applied_seq)
+            for place in most if first >= keys else ():
+                files = (tmp_path / place).rglob("*")
+                most[place] = max(most[place], sum(_size_of(one) for one in files))
+        assert _garbage(engine).pieces_dropped > 10
+    assert max(most.values()) < 3 * live_bytes, {place: found / live_bytes for place, found in most.items()}
+
+
+def _size_of(path: Path) -> int:
+    """0 if it is gone, or is no file."""
+    with contextlib.suppress(FileNotFoundError):
+        found = path.stat()
+        return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return 0
 
 
 def test_files_of_the_log_are_small_beside_what_is_live(tmp_path: Path) -> None:

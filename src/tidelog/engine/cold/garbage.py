@@ -7,10 +7,21 @@ History is contiguous from its start, so pieces are dropped from the front only.
 (`compaction_live_ratio`), the values that are still needed are moved out of the pieces at the front (`relocation.py`),
 which go then: at once, or with the next collection, which is due as soon as an entry can be shipped behind the moves.
 
-Room is bounded by what is stored, not by time. A collection leaves so much that, with what makes the next one due
-(`next_due_bytes`), log and index take `live / compaction_live_ratio` at most; what comes on top is what entries write
-during a collection, which slows them down (`maintenance.py`), and what is moved before its old copy goes. Checkpoints
-and snapshots, which cost as much as the index, are made only if a piece waits for one.
+Room is bounded by what is stored, not by time. With the live bytes L, a `compaction_live_ratio` of 0.5 and D = L / 4,
+which is what makes a collection due (`next_due_bytes`), log and index take
+
+    2 L - D        when a collection looks, and of what was there then
+    + D            until the next one begins, what entries have written during this one included
+    + D / 2        by entries during it, which then wait for its end (`maintenance.py`), whatever slows it down
+    + D            by values that were moved and whose old copies are there still; half of that while entries come
+
+which is 2 3/8 L. To that come the objects that the store keeps for an hour after they were merged into others (L / 8 at
+a time, `merge.py`), a snapshot while it is written, and the entries of one call for each thread that applies. Small
+engines take more: below 64 MiB of live bytes D is 16 MiB, or `rotate_max_bytes` if that is less. What holds back the
+horizon, a low-water mark that stays behind or a snapshot that is pinned, is not garbage and no part of this. A store
+that has answered nothing for some seconds holds nobody up: the log that has gathered meanwhile comes on top, on the
+disk first and then in the store. Checkpoints and snapshots, which cost as much as the index, are made only if a piece
+waits for one.
 
 Invariants
 - One collection at a time. Entries are applied and read meanwhile, and a reader that has pinned a state reads it to the
@@ -77,8 +88,8 @@ _PIECE_PART = 0.125
 _SCAN_CELLS = 1024
 _LONGEST_PAUSE_SECONDS = 1.0
 # How long entries that come all the time are waited for, behind which moves are shipped, and how often it is looked.
-_ENTRY_SECONDS = 2.0
-_LOOKS = 40
+_ENTRY_SECONDS = 10.0
+_LOOKS = 200
 _MAX_LSN = (1 << 64) - 1
 
 Fate = Literal["drop", "live", "replay", "behind", "newest"]
@@ -280,6 +291,13 @@ class Pieces(ABC):
     """The pieces of an engine's log, in a store or on a disk."""
 
     place: Literal["store", "disk"]
+    awaits_entry = False
+    """Whether a collection waits for an entry."""
+
+    @property
+    def answers(self) -> int:
+        """How many requests a store has answered."""
+        return 0
 
     @abstractmethod
     def pieces(self) -> list[Piece]:
@@ -321,7 +339,7 @@ class Pieces(ABC):
         """Before values are moved out of pieces below an LSN: restores and crash recovery begin after those then."""
         return
 
-    def settle(self) -> None:
+    def settle(self, go_on: Callable[[], None], *, entries_come: bool) -> None:
         """After values were moved: brings about that they would be found there after the loss of everything else."""
         return
 
@@ -409,28 +427,35 @@ class StorePieces(Pieces):
         self._core = core
         self._shipping = shipping
         self._has_swept = False
-        self._prepared_seq = 0
 
     def prepare(self, below_lsn: int) -> None:
         """Not after moves: no snapshot is written while their records are not in the store, behind which an entry has
         to come first.
         """
-        self._prepared_seq = self._core.marks.applied_seq
         if self._core.checkpointer.redo_lsn < below_lsn:
             self._core.checkpointer.checkpoint()  # the disk too: what was shipped may go when redo does not need it
         if self.needed_from_lsn() < below_lsn:
             self._shipping.write_state()
 
-    def settle(self) -> None:
+    @property
+    def answers(self) -> int:
+        return self._shipping.answers
+
+    def settle(self, go_on: Callable[[], None], *, entries_come: bool) -> None:
         """Ships the moves, behind an entry if entries keep coming: then the old copies go now, and not only after as
         much again was written.
         """
         marks = self._core.marks
         moved_seq = marks.applied_seq
-        for _ in range(_LOOKS if moved_seq > self._prepared_seq else 0):
-            if marks.low_water_mark > moved_seq:
-                break
-            time.sleep(_ENTRY_SECONDS / _LOOKS)
+        self.awaits_entry = entries_come
+        try:
+            for _ in range(_LOOKS if self.awaits_entry else 0):
+                if marks.low_water_mark > moved_seq:
+                    break
+                go_on()
+                time.sleep(_ENTRY_SECONDS / _LOOKS)
+        finally:
+            self.awaits_entry = False
         self._shipping.ship()
 
     def remove_value_files(self, used: Collection[ValueName], up_to_seq: int) -> None:
@@ -595,6 +620,8 @@ class Garbage:
         """When a collection last did something, by the monotonic clock."""
         self.awaited_seq: int | None = None
         """Pieces wait for the first final entry after this seq: shipped, it has the moves out of them found."""
+        self._answers = self._begun_seq = 0
+        self._outrun = set[object]()
         self._vacuum = Vacuum(core, self._go_on, on_failure)
         read_cold = store.reader.read_many if isinstance(store, Shipping) else None
         self._relocation = Relocation(core, self._go_on, on_failure, read_cold, self._pause)
@@ -666,7 +693,7 @@ class Garbage:
 
     def _collect(self, plan: GarbagePlan | None, wanted: int | None, *, moves: bool) -> GarbageReport:
         begin = self._core.clock.monotonic()
-        self.awaited_seq = None
+        self.awaited_seq, self._begun_seq = None, self._core.marks.applied_seq
         self._place.finish()
         start_seq = self._history.start_seq if wanted is None else self._move_start(self.retention.horizon(wanted))
         usage, final_seq = Usage(self._place.pieces()), self._core.marks.low_water_mark
@@ -681,6 +708,7 @@ class Garbage:
         below = drop_below(uses) if plan is None else min(drop_below(uses), plan.drop_below_lsn)
         gone_lsn, dropped, dropped_bytes = self._drop(below)
         moved_values = moved_bytes = 0
+        waiting_bytes = 0
         for part in move_parts(uses, move_to, self.piece_bytes):
             moved, usage = self._move_values(usage, part)
             uses = self._judged(usage)
@@ -689,6 +717,9 @@ class Garbage:
             below_lsn, *more = self._drop(below)
             gone_lsn = max(gone_lsn, below_lsn)
             dropped, dropped_bytes = dropped + more[0], dropped_bytes + more[1]
+            waiting_bytes = 0 if below_lsn else waiting_bytes + moved.bytes
+            if waiting_bytes + self.piece_bytes > self.next_due_bytes:
+                break  # the old copies go first, with the collection that is due when an entry has come
         left = [use for use in uses if use.next_lsn > gone_lsn]
         return GarbageReport(
             history_start_seq=start_seq,
@@ -735,7 +766,8 @@ class Garbage:
             with core.turns:
                 self._check()
                 core.wal.seal()  # its garbage can go with a later collection
-        self._place.settle()
+        entries_come = bool(self._outrun) or core.marks.applied_seq > self._begun_seq
+        self._place.settle(self._go_on, entries_come=entries_come)
         usage = Usage(self._place.pieces())
         for cells in core.tree.steps(most_cells=_SCAN_CELLS):
             self._go_on()
@@ -752,6 +784,27 @@ class Garbage:
             return 0
         most_bytes = int(self._live_bytes / ratio) - self.next_due_bytes - self._place.index_bytes()
         return move_below(uses, max(most_bytes, sum(use.live_bytes for use in uses)), self._least_bytes)
+
+    @property
+    def awaits_entry(self) -> bool:
+        """Whether the collection waits for an entry: those must not wait for it then."""
+        return self._place.awaits_entry
+
+    @contextmanager
+    def outrun(self) -> Iterator[None]:
+        """While entries wait for the collection."""
+        entries = object()
+        self._outrun.add(entries)
+        try:
+            yield
+        finally:
+            self._outrun.discard(entries)
+
+    def note_answers(self) -> None:
+        """A store that answers gets on with a collection, however slowly."""
+        if (answers := self._place.answers) != self._answers:
+            self._answers = answers
+            self.progress_seconds = self._core.clock.monotonic()
 
     def _go_on(self) -> None:
         self._check()

@@ -418,6 +418,11 @@ class Shipping(Policy):
         """The clock by which pins in the manifest expire."""
         return self._core.clock.now_us()
 
+    @property
+    def answers(self) -> int:
+        """How many requests the store has answered."""
+        return self._objects.answers
+
     # Shipping
 
     def ship(self) -> int:

@@ -49,11 +49,10 @@ ReadCold = Callable[[Sequence[Cell]], list[tuple[bytes, dict[str, object]] | Non
 
 
 class Moved(NamedTuple):
-    """How many values were moved, and their bytes; whether rows are left for another round."""
+    """How many values were moved, and their bytes."""
 
     values: int = 0
     bytes: int = 0
-    is_complete: bool = True
 
 
 class _Row(NamedTuple):
@@ -95,7 +94,15 @@ class Relocation:
 
     def run(self, first_lsn: int, below_lsn: int) -> Moved:
         """Moves the values of records from one LSN up to another, of versions that are final."""
-        rows = self._rows(first_lsn, below_lsn)
+        resume: bytes | None = b""
+        values = moved_bytes = 0
+        while resume is not None:
+            rows, resume = self._rows(first_lsn, below_lsn, resume)
+            moved = self._move_rows(rows)
+            values, moved_bytes = values + moved.values, moved_bytes + moved.bytes
+        return Moved(values, moved_bytes)
+
+    def _move_rows(self, rows: list[_Row]) -> Moved:
         values = moved_bytes = 0
         for batch in self._batches(rows):
             self._check()
@@ -106,18 +113,18 @@ class Relocation:
             size = sum(len(value.stored) for value in batch)
             moved_bytes += size
             self._pause(size)
-        return Moved(values, moved_bytes, len(rows) < _MAX_ROWS)
+        return Moved(values, moved_bytes)
 
-    def _rows(self, first_lsn: int, below_lsn: int) -> list[_Row]:
-        """In the order of keys; so many that memory stays bounded."""
+    def _rows(self, first_lsn: int, below_lsn: int, start: bytes) -> tuple[list[_Row], bytes | None]:
+        """In the order of keys; so many that memory stays bounded, and the key after which there may be more."""
         final_seq, found = self._core.marks.low_water_mark, list[_Row]()
-        for cells in self._core.tree.steps(most_cells=_SCAN_CELLS):
+        for cells in self._core.tree.steps(start, most_cells=_SCAN_CELLS):
             self._check()
             pointing = pointing_cells(cells, first_lsn, below_lsn, final_seq)
             found += [_Row(key, raw, decode_cell(raw)) for key, raw in pointing]
             if len(found) >= _MAX_ROWS:
-                break
-        return found
+                return found, cells[-1][0] + b"\0"
+        return found, None
 
     # Values
 
@@ -181,7 +188,7 @@ class Relocation:
         while done < len(batch):
             with core.turns as turn:
                 self._check()
-                first_lsn = core.wal.next_lsn
+                first_lsn, position = core.wal.next_lsn, core.wal.next_position
                 core.tree.settle()
                 try:
                     while True:
@@ -199,6 +206,7 @@ class Relocation:
                     raise
                 finally:
                     core.tree.settle()
+                    core.moved_bytes += core.wal.next_position - position
         return lsn
 
     def _move_one(self, value: _Value) -> int:
