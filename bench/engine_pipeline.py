@@ -6,12 +6,12 @@ All restores must have the digest that the engine had, and every value is where 
 
 The jobs run one after the other in a warm session of local[2], whose start is not counted. Then the compacted engine is
 restored in turn by the job of the pipeline and by the library, a round each. `jobs_memory_mib` in the details is the
-most that the driver, Java and the largest worker held during a job.
+most that the driver, Java and the largest worker held during a job; `--alone` measures that only, each job once.
 
 Needs `tidelog[test]` for the server, and Spark.
 
-python bench/engine_pipeline.py [--entries 1000000] [--keys 200000] [--segment 262144] [--rounds 3] [--dir .]
-    [--json]
+python bench/engine_pipeline.py [--entries 1000000] [--keys 200000] [--value 256] [--segment 262144] [--rounds 3]
+    [--alone] [--dir .] [--json]
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from measuring import (
     compared,
     cpu_seconds,
     forget_most_memory,
+    memory_of,
     most_memory,
     parser_for,
     report,
@@ -64,13 +65,14 @@ from tidelog.store.urls import open_store
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.servers import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
 
-VALUE_BYTES = 256
 BATCH = 1000
 SAMPLE = 200
 CREDENTIALS = {"store_access_key_id": ACCESS_KEY_ID, "store_secret_access_key": SECRET_ACCESS_KEY}
 
 
-def fill(directory: Path, url: str, settings: dict[str, Any], entries: int, keys: int, segment: int) -> str:
+def fill(
+    directory: Path, url: str, settings: dict[str, Any], entries: int, keys: int, segment: int, value_bytes: int
+) -> str:
     """An engine with so many puts over so many keys, shipped and closed; its digest."""
     config = load_engine_config(None, {}, {"dir": directory, "store": url, "rotate_max_bytes": segment, **settings})
     noise, choose = os.urandom(1 << 20), random.Random(7)
@@ -80,8 +82,8 @@ def fill(directory: Path, url: str, settings: dict[str, Any], entries: int, keys
             batch = []
             for seq in range(first, min(first + BATCH, entries + 2)):
                 number = seq - 2 if seq - 2 < keys else choose.randrange(keys)
-                at = choose.randrange(len(noise) - VALUE_BYTES)
-                batch.append((seq, tidelog.PutObject("bench", f"key-{number:08}", noise[at : at + VALUE_BYTES])))
+                at = choose.randrange(len(noise) - value_bytes)
+                batch.append((seq, tidelog.PutObject("bench", f"key-{number:08}", noise[at : at + value_bytes])))
             engine.apply_many(batch)
         engine.update_low_water_mark(engine.applied_seq)
         engine.ship()
@@ -232,8 +234,10 @@ def main() -> None:
     parser = parser_for(__doc__)
     parser.add_argument("--entries", type=int, default=1_000_000, help="how many puts (1000000)")
     parser.add_argument("--keys", type=int, default=200_000, help="of how many keys (200000)")
+    parser.add_argument("--value", type=int, default=256, help="bytes of each (256)")
     parser.add_argument("--segment", type=int, default=256 << 10, help="bytes of a file of the log (262144)")
     parser.add_argument("--rounds", type=int, default=3, help="restores of either kind; the median counts (3)")
+    parser.add_argument("--alone", action="store_true", help="only the memory of the jobs, which run once")
     arguments = parser.parse_args()
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_directory(arguments.dir))
@@ -242,8 +246,14 @@ def main() -> None:
         server.begin()
         stack.callback(server.kill)
         url, settings = server.url("bench"), {"store_endpoint": server.endpoint, **CREDENTIALS}
-        digest = fill(scratch / "engine", url, settings, arguments.entries, arguments.keys, arguments.segment)
-        raw, raw_digest = restore(scratch / "raw", url, settings)
+        digest = fill(
+            *(scratch / "engine", url, settings),
+            *(arguments.entries, arguments.keys, arguments.segment, arguments.value),
+        )
+        shutil.rmtree(scratch / "engine")
+        if not arguments.alone:
+            raw, raw_digest = restore(scratch / "raw", url, settings)
+            shutil.rmtree(scratch / "raw")
         place = find_engine(url, **settings)
         with place.open() as opened:
             log_bytes = sum(info.size for info in opened.objects.list())
@@ -254,6 +264,13 @@ def main() -> None:
         with place.open() as opened:
             stored = log_bytes + sum(info.size for info in opened.objects.list())
         restores = Restores(spark, place, scratch, settings, spent, server.pid)
+        if arguments.alone:
+            restores.by_job()
+            assert restores.digests == {digest}, "the engines are not the same"
+            size = f"{arguments.entries:,} entries of {arguments.value:,} bytes"
+            held = [memory_of(f"{name} of {size}", found) for name, found in spent.memory.items()]
+            report("engine_pipeline", held, asdict(spent), as_json=arguments.json)
+            return
         restored = alternate({"tidelog": restores.by_job, "the library": restores.by_library}, arguments.rounds)
     assert restores.digests == {digest} == {raw_digest}, "the engines are not the same"
     compacted = min(restores.fetched, key=lambda one: one.seconds)

@@ -2,12 +2,12 @@
 
 An exponent of 1 is linear. It is taken between 10 and 100 times, since what an operation costs at any size hides the
 growth of small ones, and of the fastest of the rounds, since only that is not about the machine's other work. More than
-1.1 is a fault. It is that of the processor time, which others on the machine hardly change (of the clock for Spark,
-whose work is in other processes); the exponent by the clock is told beside. Where an operation is one of many on a
-store (a get, a cold read), as many are done as the size says, in a store of that size: then 1 means that one of them
-costs the same in a large store.
+1.1 is a fault. It is that of the processor time, which others on the machine hardly change (for Spark and its jobs that
+of the driver, Java and the workers together); the exponent by the clock is told beside. Where an operation is one of
+many on a store (a get, a cold read), as many are done as the size says, in a store of that size: then 1 means that one
+of them costs the same in a large store.
 
-python bench/growth.py [--base 1000] [--rounds 3] [--only topics|engine|spark ...] [--dir .] [--json]
+python bench/growth.py [--base 1000] [--rounds 3] [--only topics|engine|spark|jobs ...] [--dir .] [--json]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from measuring import Figure, at_most, parser_for, report, scratch_directory, settle
+from measuring import Figure, at_most, cpu_seconds, parser_for, report, scratch_directory, settle
 
 import tidelog
 
@@ -33,7 +33,10 @@ BATCH = 256
 TOPIC = "bench/growth"
 NEVER_SECONDS = 86400
 PARTS = ("topics", "engine")
-ALL_PARTS = (*PARTS, "spark")
+SPARK_PARTS = ("spark", "jobs")
+ALL_PARTS = (*PARTS, *SPARK_PARTS)
+OBJECT_BYTES = 256 << 10
+ENTRIES_A_KEY = 5
 Times = dict[str, tuple[float, float]]
 # Seconds of an operation, by size, in each round.
 Grown = dict[str, list[float]]
@@ -122,19 +125,21 @@ def engines(root: Path, count: int) -> Times:
     return found
 
 
-class SparkReads:
-    """Spark's source over topics of all sizes, in one session."""
+def timed_everywhere(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds that it takes: by the clock, and of processors in this process and those that it started."""
+    begin, used = time.perf_counter(), cpu_seconds()
+    work()
+    return time.perf_counter() - begin, max(cpu_seconds() - used, 1 / os.sysconf("SC_CLK_TCK"))
+
+
+class SparkSource:
+    """Spark's source and sink over topics of all sizes, in one session."""
 
     def __init__(self) -> None:
         self._spark = tidelog.spark_session("bench", "local[2]")
 
     def __call__(self, root: Path, count: int) -> Times:
-        store = f"file://{root / 'store'}"
-        with tidelog.open(root / "log", store=store, metadata="bucket", local_retention_bytes=1) as log:
-            topic = log.topic(TOPIC)
-            for first in range(0, count, 4096):
-                topic.append_many([VALUE] * min(4096, count - first))
-            topic.ship()
+        store = filled_topic(root, count)
 
         def read() -> None:
             reader = self._spark.read.format("tidelog").option("root", store).option("subscribe", TOPIC)
@@ -143,20 +148,112 @@ class SparkReads:
             )
             assert total == count * len(VALUE)
 
-        read()
-        seconds, _ = timed(read)
-        return {"Spark read": (seconds, seconds)}
+        rows = self._spark.range(count).selectExpr("CAST(repeat('tidelog!', 128) AS BINARY) AS value")
+        written = root / "written"
+        written.mkdir()
+        writer = rows.write.format("tidelog").option("root", f"file://{written}").option("topic", TOPIC).mode("append")
+        return {"Spark read": timed_everywhere(read), "Spark write": timed_everywhere(writer.save)}
 
     def stop(self) -> None:
         self._spark.stop()
 
 
+def filled_topic(root: Path, count: int, **settings: Any) -> str:
+    """A store with a topic of so many messages of 1 KiB; its address."""
+    store = f"file://{root / 'store'}"
+    with tidelog.open(root / "log", store=store, metadata="bucket", local_retention_bytes=1, **settings) as log:
+        topic = log.topic(TOPIC)
+        for first in range(0, count, 4096):
+            topic.append_many([VALUE] * min(4096, count - first))
+        topic.ship()
+    return store
+
+
+def filled_engine(root: Path, count: int) -> str:
+    """A store with an engine of so many entries of 1 KiB, in small files; its address."""
+    store, keys = f"file://{root / 'engine-store'}", max(1, count // ENTRIES_A_KEY)
+    settings: dict[str, Any] = {"checkpoint_interval_seconds": NEVER_SECONDS, "rotate_max_bytes": OBJECT_BYTES}
+    with tidelog.open_engine(root / "engine", store=store, **settings) as engine:
+        engine.apply(1, tidelog.CreateBucket("b"))
+        for first in range(2, count + 2, BATCH):
+            seqs = range(first, min(first + BATCH, count + 2))
+            engine.apply_many([(seq, tidelog.PutObject("b", f"key-{seq * 7919 % keys:09d}", VALUE)) for seq in seqs])
+        engine.update_low_water_mark(engine.applied_seq)
+        engine.ship()
+    return store
+
+
+class SparkJobs:
+    """The jobs of the pipeline over topics and engines of all sizes, in one session."""
+
+    def __init__(self) -> None:
+        self._spark = tidelog.spark_session("bench", "local[2]")
+
+    def __call__(self, root: Path, count: int) -> Times:
+        return {**self._topics(root, count), **self._engines(root, count)}
+
+    def _topics(self, root: Path, count: int) -> Times:
+        from tidelog.pipeline.address import find_root
+        from tidelog.pipeline.jobs.compact_topic import CompactOptions, compact
+        from tidelog.pipeline.jobs.gc import apply_gc, plan_gc
+        from tidelog.pipeline.jobs.verify import verify
+        from tidelog.pipeline.tables.parquet import parquet_table
+        from tidelog.pipeline.tables.table import table
+
+        spark, place = self._spark, find_root(filled_topic(root, count, max_object_bytes=OBJECT_BYTES))
+        options, made = CompactOptions(grace_seconds=0), parquet_table(str(root / "table"))
+
+        def collect() -> None:
+            plan, _ = plan_gc(spark, place, grace_seconds=0)
+            apply_gc(spark, place, plan)
+
+        return {
+            "job verify, topic": timed_everywhere(lambda: good(verify(spark, place))),
+            "job table": timed_everywhere(lambda: good(table(spark, place, TOPIC, made))),
+            "job compact, topic": timed_everywhere(lambda: good(compact(spark, place, options=options))),
+            "job gc, topic": timed_everywhere(collect),
+        }
+
+    def _engines(self, root: Path, count: int) -> Times:
+        from tidelog.pipeline.address import find_engine
+        from tidelog.pipeline.jobs.engine.compact import compact_engine
+        from tidelog.pipeline.jobs.engine.digest import digest_engine
+        from tidelog.pipeline.jobs.engine.snapshot import checkpoint_engine
+        from tidelog.pipeline.jobs.engine.verify import verify_engine
+        from tidelog.pipeline.jobs.gc import apply_engine_gc, plan_engine_gc
+
+        spark, place = self._spark, find_engine(filled_engine(root, count))
+
+        def collect() -> None:
+            plan, _ = plan_engine_gc(spark, place, grace_seconds=0)
+            apply_engine_gc(spark, place, plan)
+
+        return {
+            "job digest": timed_everywhere(lambda: good(digest_engine(spark, place))),
+            "job compact, engine": timed_everywhere(lambda: good(compact_engine(spark, place))),
+            "job checkpoint": timed_everywhere(lambda: good(checkpoint_engine(spark, place))),
+            "job verify, engine": timed_everywhere(lambda: good(verify_engine(spark, place))),
+            "job gc, engine": timed_everywhere(collect),
+        }
+
+    def stop(self) -> None:
+        self._spark.stop()
+
+
+def good(done: Any) -> None:
+    """All is well with what a job reports."""
+    assert done.is_good, done
+
+
 def measure(scratch: Path, part: str, base: int, rounds: int) -> dict[str, tuple[Grown, Grown]]:
     """Seconds of each operation, by the clock and of processors."""
-    spark = SparkReads() if part == "spark" else None
+    spark = {"spark": SparkSource, "jobs": SparkJobs}[part]() if part in SPARK_PARTS else None
     work: Callable[[Path, int], Times] = spark or {"topics": topics, "engine": engines}[part]
     found: dict[str, tuple[Grown, Grown]] = {}
     try:
+        if spark is not None:
+            (scratch / "warm").mkdir()
+            spark(scratch / "warm", base)  # the first of each compiles
         for number in range(rounds):
             for step in STEPS:
                 # Small ones are over so soon that chance decides: more of them cost little.

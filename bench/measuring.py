@@ -24,6 +24,8 @@ from typing import TypeVar
 
 Contender = TypeVar("Contender")
 UNSETTLED = "BENCH_UNSETTLED"
+_KINDS = ("driver", "java", "worker")
+MOST_HELD_MIB = 1024
 
 
 class MissingPeerError(Exception):
@@ -211,7 +213,7 @@ def _processes(*excluded: int) -> dict[str, list[Path]]:
         with contextlib.suppress(OSError, ValueError, KeyError):
             lines = dict(line.split(":", 1) for line in (entry / "status").read_text().splitlines())
             parents[int(entry.name)], names[int(entry.name)] = int(lines["PPid"]), lines["Name"].strip()
-    found: dict[str, list[Path]] = {"driver": [], "java": [], "worker": []}
+    found: dict[str, list[Path]] = {kind: [] for kind in _KINDS}
     ours, added = set[int](), {os.getpid()}
     while added:
         ours |= added
@@ -238,6 +240,13 @@ def most_memory(*excluded: int) -> dict[str, int]:
                 lines = dict(line.split(":", 1) for line in (entry / "status").read_text().splitlines())
                 most[kind] = max(most.get(kind, 0), int(lines["VmHWM"].split()[0]) >> 10)
     return most
+
+
+def memory_of(what: str, found: Mapping[str, int]) -> Figure:
+    """What a job held, beside what a driver or a worker may: it must not grow with the data."""
+    ours = ", ".join(f"{kind.capitalize() if kind == 'java' else kind} {found.get(kind, 0):,}" for kind in _KINDS)
+    held = max(found.get("driver", 0), found.get("worker", 0))
+    return at_most(what, f"{ours} MiB", "the larger of driver and worker", held, MOST_HELD_MIB, " MiB")
 
 
 def percentile(sorted_values: Sequence[float], percent: float) -> float:

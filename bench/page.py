@@ -70,7 +70,7 @@ class Page:
 
     def _growth(self) -> dict[str, dict[str, list[float]]]:
         found = {}
-        for name in ("growth", "growth_spark"):
+        for name in ("growth", "growth_spark", "growth_jobs"):
             for operation, seconds in (self._found.get(name, {}).get("details") or {}).items():
                 found[operation] = seconds["processor_s"]
         return found
@@ -90,7 +90,7 @@ class Page:
         )
         versions = ", ".join(f"{name} {version}" for name, version in machine.get("peers", {}).items())
         said += f"\nBeside it: {versions}.\n" if versions else ""
-        load = machine["load_before"]
+        load = max((one.get("load_before", machine["load_before"]) for one in self._found.values()), default=0.0)
         if load > machine["cores"] * BUSY_LOAD or not is_full:
             sizes = ", ".join(f"{scale:g}" for scale in scales)
             said += (

@@ -5,11 +5,17 @@ nobody wants figures, only to see that everything still works (tests/bench). A b
 named, and the others go on; what each found is written at once, so an interrupted run keeps what it has, and
 `--only NAME` measures a part again in a file that has the others.
 
-python bench/run.py [--only NAME ...] [--scale 0.1] [--minutes 25] [--without java] [--out FILE] [--dir .] [--json]
+Sections take turns: the first benchmark of each, then the second, so that a run whose time is over has something of
+all. `--keep` goes on where a run has ended: what was not measured at this scale comes first, then what is oldest; what
+there is no time for keeps its figures, and so does what fails, with that said.
+
+python bench/run.py [--only NAME ...] [--scale 0.1] [--minutes 25] [--keep] [--without java] [--out FILE] [--dir .]
+    [--json]
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import datetime
 import importlib.metadata
@@ -22,8 +28,10 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +57,7 @@ class Benchmark:
 
     `sizes` are the options that grow with the scale, as they are at scale 1, none smaller than in `least`. `rounds` at
     scale 1; a small run has fewer. `tiny` are options for those who only want to see that it works. `needs` is what may
-    be left out by `--without`; `program` is the file, where it is not the name.
+    be left out by `--without`; `program` is the file, where it is not the name. `is_asked_for`: only `--only` runs it.
     """
 
     name: str
@@ -62,6 +70,7 @@ class Benchmark:
     needs: str = ""
     minutes: float = 3.0
     program: str = ""
+    is_asked_for: bool = False
 
     def arguments(self, scale: float) -> list[str]:
         """The command's options at this scale."""
@@ -75,7 +84,7 @@ class Benchmark:
 
 
 LOG, SERVED, COLD = "Topics", "Over the network", "The cold tier"
-ENGINE, SPARK, GROWTH = "The engine", "Spark", "Growth"
+ENGINE, SPARK, GROWTH, MEMORY = "The engine", "Spark", "Growth", "Memory of jobs"
 TABLE = [
     Benchmark("append", LOG, {"messages": 200_000}, {"messages": 1000}),
     Benchmark("sync_append", LOG, {"seconds": 1.5}, {"seconds": 0.05}),
@@ -169,6 +178,47 @@ TABLE = [
         program="growth",
         rounds=2,
         needs="java",
+    ),
+    Benchmark(
+        "growth_jobs",
+        GROWTH,
+        {"base": 1000},
+        {"base": 50},
+        options=("--only=jobs",),
+        program="growth",
+        rounds=1,
+        needs="java",
+        minutes=6,
+    ),
+    *(
+        Benchmark(
+            f"memory_topics_{gib}",
+            MEMORY,
+            {"megabytes": gib << 10},
+            {"megabytes": 4},
+            options=("--alone",),
+            program="topic_pipeline",
+            rounds=None,
+            needs="java",
+            minutes=10 + 5 * gib,
+            is_asked_for=True,
+        )
+        for gib in (1, 10)
+    ),
+    *(
+        Benchmark(
+            f"memory_engine_{gib}",
+            MEMORY,
+            {"entries": entries, "keys": entries // 5},
+            {"entries": 1000, "keys": 200},
+            options=("--alone", f"--value={value_bytes}"),
+            program="engine_pipeline",
+            rounds=None,
+            needs="java",
+            minutes=10 + 5 * gib,
+            is_asked_for=True,
+        )
+        for gib, entries, value_bytes in ((1, 1_000_000, 1024), (10, 2_600_000, 4096))
     ),
 ]
 BENCHMARKS = {one.name: one for one in TABLE}
@@ -295,13 +345,59 @@ class Results:
         return self._machine
 
     def add(self, name: str, result: dict[str, Any]) -> None:
-        """Keeps one result, with what it was measured on."""
-        now = datetime.datetime.now(datetime.UTC)
-        self.found[name] = {**result, "date": f"{now:%Y-%m-%d}", "load": round(os.getloadavg()[0], 1)}
+        """Keeps one result, with what it was measured on. Earlier figures of a part that has failed stay."""
+        now, before = datetime.datetime.now(datetime.UTC), self.found.get(name, {})
+        if "failed" in result and before.get("figures") and before.get("scale") == result.get("scale"):
+            self.found[name] = {**before, "failed": f"{result['failed']}; its figures are of {before['date']}"}
+        else:
+            measured = {"date": f"{now:%Y-%m-%d}", "time": f"{now:%H:%M:%S}", "load": round(os.getloadavg()[0], 1)}
+            self.found[name] = {**result, **measured, "load_before": self._machine["load_before"]}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_suffix(".partial")
         partial.write_text(json.dumps({"machine": self._machine, "results": self.found}, indent=2) + "\n", "utf-8")
         partial.replace(self._path)
+
+    def age(self, name: str, scale: float) -> str:
+        """When it was measured at this scale; what never was is older than all."""
+        found = self.found.get(name, {})
+        is_there = found.get("figures") and found.get("scale") == scale and "failed" not in found
+        return f"{found['date']} {found.get('time', '')}" if is_there else ""
+
+
+def in_turn(benchmarks: Sequence[Benchmark]) -> list[Benchmark]:
+    """The first of each section, the second of each, and so on."""
+    turns = Counter[str]()
+    ranked = []
+    for one in benchmarks:
+        ranked.append((turns[one.section], one))
+        turns[one.section] += 1
+    return [one for _, one in sorted(ranked, key=itemgetter(0))]
+
+
+def chosen_of(arguments: argparse.Namespace, results: Results) -> list[Benchmark]:
+    """What is to be run, in this order."""
+    chosen = [
+        one
+        for one in in_turn(TABLE)
+        if (one.name in arguments.only if arguments.only else not one.is_asked_for)
+        and not (one.needs and one.needs == arguments.without)
+    ]
+    return sorted(chosen, key=lambda one: results.age(one.name, arguments.scale)) if arguments.keep else chosen
+
+
+def measured(benchmark: Benchmark, arguments: argparse.Namespace, deadline: float) -> dict[str, Any] | None:
+    """The result of one; None if it is left to the next run. Of one that is kept, what has begun may end."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        said = f"the {arguments.minutes:g} minutes were over"
+        print(f"{benchmark.name}: {said}{', the next run has it' if arguments.keep else ''}", file=sys.stderr)
+        return None if arguments.keep else {"failed": said}
+    print(f"running {benchmark.name}", file=sys.stderr)
+    limit = benchmark.minutes * 60
+    result = run(benchmark, arguments.scale, arguments.dir, limit if arguments.keep else min(left, limit))
+    if "failed" in result:
+        print(f"{benchmark.name}: {result['failed']}", file=sys.stderr)
+    return result
 
 
 def main() -> int:
@@ -310,34 +406,25 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help=f"which: {', '.join(BENCHMARKS)} (all)")
     parser.add_argument("--scale", type=float, default=0.1, help="1 is everything, 0.1 a few minutes (0.1)")
     parser.add_argument("--minutes", type=float, default=25.0, help="what has not begun by then is left out (25)")
+    parser.add_argument("--keep", action="store_true", help="go on in a file of results: what is left, then the oldest")
     parser.add_argument("--without", default="", metavar="WHAT", help="leave out those that need it (java)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the file of results (build/bench/results.json)")
     arguments = parser.parse_args()
     unknown = set(arguments.only) - set(BENCHMARKS)
     if unknown:
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
-    results = Results(arguments.out, keeps=bool(arguments.only))
+    results = Results(arguments.out, keeps=arguments.keep or bool(arguments.only))
     if results.machine["load_before"] > BUSY_LOAD:
         print("the machine is busy: these figures will say more about that than about tidelog", file=sys.stderr)
     deadline = time.monotonic() + arguments.minutes * 60
     arguments.dir.mkdir(parents=True, exist_ok=True)
     figures, failed = [], []
-    for benchmark in TABLE:
-        if (arguments.only and benchmark.name not in arguments.only) or (
-            benchmark.needs and benchmark.needs == arguments.without
-        ):
-            continue
-        left = deadline - time.monotonic()
-        print(f"running {benchmark.name}", file=sys.stderr)
-        if left > 0:
-            result = run(benchmark, arguments.scale, arguments.dir, min(left, benchmark.minutes * 60))
-        else:
-            result = {"failed": f"the {arguments.minutes:g} minutes were over"}
-        results.add(benchmark.name, result)
-        figures += figures_of(result)
-        if "failed" in result:
-            failed.append(benchmark.name)
-            print(f"{benchmark.name}: {result['failed']}", file=sys.stderr)
+    for benchmark in chosen_of(arguments, results):
+        result = measured(benchmark, arguments, deadline)
+        if result is not None:
+            results.add(benchmark.name, result)
+            figures += figures_of(result)
+            failed += [benchmark.name] * ("failed" in result)
     if arguments.json:
         print(json.dumps({"machine": results.machine, "results": results.found}, indent=2))
     else:

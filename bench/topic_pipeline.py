@@ -8,9 +8,13 @@ to bytes a second. All of it is local[2], the start of Spark not counted. CPU se
 and its workers; the server's are beside them. `memory` in the details is the most MiB that the driver, Java and the
 largest worker held during a job.
 
+`--alone` measures that memory only: the jobs run once, without what they are compared with, and what the next one does
+not need is removed: the disk must have room for four times the megabytes, not for eight.
+
 Needs `tidelog[test]` for the server, and Spark.
 
 python bench/topic_pipeline.py [--megabytes 256] [--object 4194304] [--rounds 3] [--dir .] [--json]
+python bench/topic_pipeline.py --alone [--megabytes 256] [--object 4194304] [--dir .] [--json]
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from measuring import (
     at_least,
     cpu_seconds,
     forget_most_memory,
+    memory_of,
     most_memory,
     parser_for,
     report,
@@ -131,6 +136,11 @@ def good(job: Callable[[], Any]) -> Any:
     return done
 
 
+def _linked(source: str, target: str) -> None:
+    """Files of a log are not changed any more; what is beside them is."""
+    (os.link if Path(source).name.startswith("wal.") else shutil.copy2)(source, target)
+
+
 class Jobs:
     """All of them, over one directory a round."""
 
@@ -168,11 +178,43 @@ class Jobs:
             ),
         }
         for name, one in work.items():
-            with spent(self._server) as took:
-                one()
             if counts:
-                self.spent.setdefault(name, []).append(took)
+                self._count(name, one)
+            else:
+                one()
         shutil.rmtree(place)
+
+    def alone(self, filled: Path) -> None:
+        """Each job once, with as little on the disk as it needs."""
+        place, url, tables = self._scratch / "alone", self._server.url("alone"), self._scratch / "tables"
+        shutil.copytree(filled, place / "small", copy_function=_linked)
+        filled.rename(place / "data")
+        root = rooted(place / "data", f"{url}/data", self._settings)
+        self._count("ship", lambda: good(lambda: ship(self._spark, root)))
+        shutil.rmtree(place / "data")
+        whole, small = self._store(f"{url}/data"), self._store(f"{url}/small")
+        self._count("verify", lambda: good(lambda: verify(self._spark, whole)))
+        for name in TOPICS:
+            made = parquet_table(str(tables / name))
+            self._count("table", lambda name=name, made=made: good(lambda: table(self._spark, whole, name, made)))
+            shutil.rmtree(tables)
+        ship_small(place / "small", f"{url}/small", self._settings, self._object_bytes)
+        shutil.rmtree(place)
+        options = CompactOptions(grace_seconds=0)
+        self._count("verify of small objects", lambda: good(lambda: verify(self._spark, small)))
+        self._count("compact", lambda: good(lambda: compact(self._spark, small, options=options)))
+
+    def _count(self, name: str, job: Callable[[], object]) -> None:
+        with spent(self._server) as took:
+            job()
+        self.spent.setdefault(name, []).append(took)
+
+    def most_memory(self) -> dict[str, dict[str, int]]:
+        """Of each job, in all rounds."""
+        return {
+            name: {kind: max(one.memory.get(kind, 0) for one in found) for kind in found[0].memory}
+            for name, found in self.spent.items()
+        }
 
     def _store(self, url: str) -> Root:
         return find_root(url, **self._settings)
@@ -184,6 +226,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=256, help="of both topics together (256)")
     parser.add_argument("--object", type=int, default=4 << 20, help="bytes of a file, and of an object (4194304)")
     parser.add_argument("--rounds", type=int, default=3, help="how often; the median counts (3)")
+    parser.add_argument("--alone", action="store_true", help="only the memory of the jobs, which run once")
     arguments = parser.parse_args()
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_directory(arguments.dir))
@@ -197,12 +240,19 @@ def main() -> None:
         stack.callback(spark.stop)
         jobs = Jobs(spark, server, scratch, arguments.object)
         jobs.round(0, scratch / "warm", counts=False)
-        for number in range(1, arguments.rounds + 1):
+        if arguments.alone:
+            jobs.alone(scratch / "filled")
+        for number in range(1, 0 if arguments.alone else arguments.rounds + 1):
             jobs.round(number, scratch / "filled", counts=True)
+    details = {name: [asdict(one) for one in found] for name, found in jobs.spent.items()}
+    size = f"{arguments.megabytes} MiB"
+    if arguments.alone:
+        held = [memory_of(f"{name} of topics, {size}", found) for name, found in jobs.most_memory().items()]
+        report("topic_pipeline", held, details, as_json=arguments.json)
+        return
     seconds = {name: median(one.wall for one in found) for name, found in jobs.spent.items()}
     cpu = {name: median(one.cpu for one in found) for name, found in jobs.spent.items()}
     megabytes = arguments.megabytes * (1 << 20) / 1e6
-    size = f"{arguments.megabytes} MiB"
 
     def rate(name: str) -> str:
         return f"{megabytes / seconds[name]:.0f} MB/s"
@@ -231,7 +281,6 @@ def main() -> None:
             ("ship", "upload", "obstore alone", 0.7),
         )
     ]
-    details = {name: [asdict(one) for one in found] for name, found in jobs.spent.items()}
     report("topic_pipeline", figures, details, as_json=arguments.json)
 
 

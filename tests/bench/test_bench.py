@@ -30,7 +30,10 @@ def module(name: str) -> Any:
 RUN = module("run")
 
 
-@pytest.mark.parametrize("benchmark", [one for one in RUN.TABLE if not one.needs], ids=lambda one: str(one.name))
+@pytest.mark.parametrize(
+    "benchmark",
+    [pytest.param(one, id=one.name, marks=[pytest.mark.long] * bool(one.needs)) for one in RUN.TABLE],
+)
 def test_benchmark_runs_and_its_result_has_the_fields(
     benchmark: Any, tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,6 +63,49 @@ def test_runner_names_what_failed_and_keeps_the_other_results(tmp_path: Path) ->
     assert found["spark"] == kept["results"]["spark"]
     assert "minutes were over" in found["scan_frames"]["failed"]
     assert "columns: the 0 minutes were over" in done.stderr
+
+
+def result_at(date: str, **more: Any) -> dict[str, Any]:
+    """What the runner has kept of a part."""
+    return {"figures": [{"what": "it"}], "scale": 1.0, "date": date, "time": "12:00:00", **more}
+
+
+def test_run_that_keeps_goes_on_with_what_is_left_and_then_what_is_oldest(tmp_path: Path) -> None:
+    """Nothing that was measured is lost when the time is over, and the next run begins elsewhere."""
+    out = tmp_path / "results.json"
+    kept = {
+        "append": result_at("2026-01-02"),
+        "columns": result_at("2026-01-01"),
+        "reopen": result_at("2026-01-03", scale=0.1),
+        "flush": result_at("2026-01-03", failed="ended with 1; its figures are of 2026-01-01"),
+    }
+    out.write_text(json.dumps({"machine": {}, "results": kept}), "utf-8")
+    options = ["--scale", "1", "--minutes", "0", "--keep", "--out", str(out), "--dir", str(tmp_path)]
+    command = [sys.executable, str(BENCH / "run.py"), *options, "--only", *kept, "remote"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=True)
+    names = [line.partition(":")[0] for line in done.stderr.splitlines() if "the next run has it" in line]
+    assert set(names[:3]) == {"flush", "reopen", "remote"}
+    assert names[3:] == ["columns", "append"]
+    assert json.loads(out.read_text("utf-8"))["results"] == kept
+
+
+def test_sections_take_turns_and_nothing_large_runs_unasked() -> None:
+    """A run whose time is over has something of every section."""
+    begun = RUN.in_turn(RUN.TABLE)
+    sections = [one.section for one in RUN.TABLE]
+    assert [one.section for one in begun[: len(set(sections))]] == list(dict.fromkeys(sections))
+    assert sorted(one.name for one in begun) == sorted(RUN.BENCHMARKS)
+    assert {one.section for one in RUN.TABLE if one.is_asked_for} == {RUN.MEMORY}
+
+
+def test_part_that_fails_later_keeps_its_figures_and_says_so(tmp_path: Path) -> None:
+    """A timeout does not take away what an earlier run has measured at the same scale."""
+    results = RUN.Results(tmp_path / "results.json", keeps=False)
+    results.found["append"] = before = result_at("2026-01-01")
+    results.add("append", {"failed": "ended with 1", "scale": 1.0})
+    assert results.found["append"] == {**before, "failed": "ended with 1; its figures are of 2026-01-01"}
+    results.add("append", {"failed": "ended with 1", "scale": 0.1})
+    assert "figures" not in results.found["append"]
 
 
 def test_peer_that_is_not_installed_is_named_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:

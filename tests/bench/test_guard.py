@@ -86,9 +86,9 @@ IN_MESSAGES = (
 )
 IN_COLUMNS = ("topics/columns.py", "places = frames.buffer, ", "places = bytes(memoryview(frames.buffer)), ")
 IN_ENGINE = (
-    "engine/scan.py",
-    "yield scanned.finished(lambda row: self._row_again(bucket, row, at))",
-    "yield [(*row[:4], bytes(memoryview(row[4])), *row[5:]) for row in scanned.finished(lambda row: row)]",
+    "engine/wal/files.py",
+    "handle.read_ranges(0, joined.ranges))",
+    "bytes(memoryview(handle.read_ranges(0, joined.ranges))))",
 )
 
 
