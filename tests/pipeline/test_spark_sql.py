@@ -53,6 +53,7 @@ def test_sql_guide_runs_and_sees_new_messages(sql: SparkSession, tmp_path: Path)
         "kind,entries": [("CreateBucket", 1), ("PutObject", 2)],
         "key,size": [("2.png", 2), ("3.png", 3)],
         "objects_then": [(1,)],
+        "change,key,size_before,bytes": [("insert", "3.png", None, 3)],
     }
 
 

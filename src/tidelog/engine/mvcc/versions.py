@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple, Protocol
 
 from tidelog import _native
@@ -103,6 +103,13 @@ class Buckets:
             if version.seq <= seq:
                 return None if version.is_deleted else version
         return None
+
+    def emptied(self, seq: int) -> Iterator[tuple[str, BucketVersion]]:
+        """Where buckets lost all that was in them up to a seq, by name: deleted, or made anew by one entry."""
+        for name in sorted(self._histories):
+            for before, version in pairwise(self._histories[name]):
+                if version.seq <= seq and not before.is_deleted:
+                    yield name, version
 
     def alive(self, seq: int) -> Iterator[tuple[str, BucketVersion]]:
         """All buckets that are there at a seq, by name."""

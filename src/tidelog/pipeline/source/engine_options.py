@@ -33,6 +33,7 @@ from tidelog.pipeline.source.options import DEFAULT_PARTITION_BYTES, OptionReade
 #     entries   seq, order, lsn, kind, bucket, key, src_bucket, src_key, is_forced, size, metadata, timestamp,
 #     is_refused,
 #               reason                                            and value when asked for
+#     changes   bucket, key, seq, order, change, before, after
 #     objects   bucket, key, seq, order, size, crc                and metadata, data when asked for
 #     versions  the same, with is_deleted behind order
 #
@@ -71,6 +72,19 @@ OBJECT_COLUMNS: dict[str, DataType] = {
 }
 
 
+CHANGED = ("seq", "size", "crc", "metadata", "data")
+_CHANGED = StructType([StructField(name, OBJECT_COLUMNS[name]) for name in CHANGED])
+CHANGE_COLUMNS: dict[str, DataType] = {
+    "bucket": StringType(),
+    "key": StringType(),
+    "seq": LongType(),
+    "order": IntegerType(),
+    "change": StringType(),
+    "before": _CHANGED,
+    "after": _CHANGED,
+}
+
+
 def schema_of(known: Mapping[str, DataType], names: Sequence[str]) -> StructType:
     """These columns, in this order."""
     return StructType([StructField(name, known[name]) for name in names])
@@ -85,7 +99,7 @@ DEFAULT_TAIL_BYTES = 1 << 30
 _PLACES = ("root", "path", "engine", "config", "columns", "minPartitions", "maxPartitionBytes", "maxRowsPerBatch")
 _ENTRY_NAMES = (
     *(*_PLACES, "startingSeq", "endingSeq", "includeValue", "includeMetadata", "includeRefused"),
-    *("failOnDataLoss", "maxEntriesPerTrigger"),
+    *("failOnDataLoss", "maxEntriesPerTrigger", "changes", "newestOnly"),
 )
 _OBJECT_NAMES = (
     *_PLACES,
@@ -113,6 +127,10 @@ class EntryOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_partition_bytes: int = DEFAULT_PARTITION_BYTES
     max_rows_per_batch: int = DEFAULT_ROWS_PER_BATCH
     max_entries_per_trigger: int | None = None
+    are_changes: bool = False
+    newest_only: bool = False
+    includes_metadata: bool = True
+    includes_value: bool = False
     is_table: bool = False
     """A table may be over an engine that has shipped nothing yet: until then it is empty."""
 
@@ -157,13 +175,17 @@ def parse_entry_options(given: Mapping[str, str], *, is_table: bool = False) -> 
     """The options of a read of entries; InputError names the one that is wrong and what would be right."""
     options = _EngineOptionReader(given, _ENTRY_NAMES)
     left_out = {name for name, option, default in _ENTRY_EXTRAS if not options.truth(option, default)}
-    named = options.parsed("columns", lambda text: parse_columns(text, ENTRY_COLUMNS))
+    are_changes = _are_changes(options)
+    columns = CHANGE_COLUMNS if are_changes else ENTRY_COLUMNS
+    named = options.parsed("columns", lambda text: parse_columns(text, columns))
     starting, ending = options.start(), options.count("endingSeq")
-    if isinstance(starting, int) and ending is not None and ending < starting:
+    # Changes behind the last one are none: that is where the next read begins.
+    least = starting - are_changes if isinstance(starting, int) else 0
+    if ending is not None and ending < least:
         raise InputError(f"endingSeq {ending} is before startingSeq {starting}: there is nothing between them")
     return EntryOptions(
         root=options.engine(),
-        columns=named or tuple(name for name in ENTRY_COLUMNS if name not in left_out),
+        columns=named or tuple(name for name in columns if name not in left_out),
         starting=starting,
         ending_seq=ending,
         includes_refused=options.truth("includeRefused", True),
@@ -172,8 +194,24 @@ def parse_entry_options(given: Mapping[str, str], *, is_table: bool = False) -> 
         max_partition_bytes=options.size("maxPartitionBytes") or DEFAULT_PARTITION_BYTES,
         max_rows_per_batch=options.number("maxRowsPerBatch") or DEFAULT_ROWS_PER_BATCH,
         max_entries_per_trigger=options.number("maxEntriesPerTrigger"),
+        are_changes=are_changes,
+        newest_only=options.truth("newestOnly", False),
+        includes_metadata="metadata" not in left_out,
+        includes_value="value" not in left_out,
         is_table=is_table,
     )
+
+
+def _are_changes(options: _EngineOptionReader) -> bool:
+    """Whether change data is asked for; InputError for what goes with entries only, or with changes only."""
+    if not options.truth("changes", False):
+        if options.truth("newestOnly", False):
+            raise InputError("the option newestOnly is for change data", hint="Set changes to true")
+        return False
+    for name in ("includeRefused", "maxEntriesPerTrigger", "failOnDataLoss"):
+        if options.text(name) is not None:
+            raise InputError(f"the option {name} is for entries, and changes is true", hint="Leave it out")
+    return True
 
 
 _ENTRY_EXTRAS = (("metadata", "includeMetadata", True), ("value", "includeValue", False))

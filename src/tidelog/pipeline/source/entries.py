@@ -15,7 +15,7 @@ Invariants
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -27,7 +27,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from tidelog.config import EngineConfig
 from tidelog.engine.cold.manifest import Manifest
@@ -36,6 +36,7 @@ from tidelog.pipeline.address import OpenedEngine
 from tidelog.pipeline.location import ReadPart
 from tidelog.pipeline.source.declared import declared, found_declaration, is_table, options_for, options_in
 from tidelog.pipeline.source.engine_options import (
+    CHANGE_COLUMNS,
     EARLIEST,
     ENTRY_COLUMNS,
     LATEST,
@@ -235,7 +236,8 @@ class EntriesDataSource(DataSource):
         options = parse_entry_options(options_in(self.options))
         if not is_table(self.options):
             EntryLog(options).close()  # says at `load()` that there is no such engine
-        return declared(schema_of(ENTRY_COLUMNS, options.columns), self.options, options.root.location, EngineConfig)
+        schema = schema_of(_columns_of(options), options.columns)
+        return declared(schema, self.options, options.root.location, EngineConfig)
 
     @told_in_one_line
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -243,7 +245,12 @@ class EntriesDataSource(DataSource):
         options = parse_entry_options(options_for(self.options, schema), is_table=of_table)
         if options.starting == LATEST:
             raise InputError("a batch query cannot start at latest: it would read nothing")
-        return EntriesReader(options, checked_schema(schema, ENTRY_COLUMNS))
+        names = checked_schema(schema, _columns_of(options))
+        if options.are_changes:
+            from tidelog.pipeline.source.change_data import ChangesReader
+
+            return ChangesReader(options, names)
+        return EntriesReader(options, names)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return stream_reader(lambda: self._stream_reader(schema))
@@ -252,7 +259,12 @@ class EntriesDataSource(DataSource):
         options = parse_entry_options(options_for(self.options, schema))
         if options.ending_seq is not None:
             raise InputError("a stream has no end", hint="Leave endingSeq out; a batch query has both ends")
-        return EntriesStreamReader(options, checked_schema(schema, ENTRY_COLUMNS))
+        names = checked_schema(schema, _columns_of(options))
+        if options.are_changes:
+            from tidelog.pipeline.source.change_data import ChangesStreamReader
+
+            return ChangesStreamReader(options, names)
+        return EntriesStreamReader(options, names)
 
     @told_in_one_line
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
@@ -261,6 +273,10 @@ class EntriesDataSource(DataSource):
     @told_in_one_line
     def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
         raise no_writer(FORMAT)
+
+
+def _columns_of(options: EntryOptions) -> Mapping[str, DataType]:
+    return CHANGE_COLUMNS if options.are_changes else ENTRY_COLUMNS
 
 
 def read_partition(partition: InputPartition, options: EntryOptions, names: list[str]) -> Iterator[pa.RecordBatch]:

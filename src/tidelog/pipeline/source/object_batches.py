@@ -170,7 +170,7 @@ def read_object_batches(part: ObjectPart, names: list[str], max_rows: int) -> It
 
 def _whole_batch(columns: VersionColumns, schema: pa.Schema) -> pa.RecordBatch:
     """All rows of some columns; those of the values stay null here."""
-    arrays = [_array(columns, name) for name in schema.names]
+    arrays = [column_array(columns, name) for name in schema.names]
     if arrays:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
     # A batch without columns has no other way to know how many rows it has.
@@ -179,16 +179,17 @@ def _whole_batch(columns: VersionColumns, schema: pa.Schema) -> pa.RecordBatch:
 
 def _with_values(batch: pa.RecordBatch, cells: list[Cell], part: ObjectPart) -> Iterator[pa.RecordBatch]:
     """The rows with their values, as many at a time as fit into memory well."""
-    for start, stop in _cuts(cells):
+    for start, stop in value_groups(cells):
         values = read_values(part.place, cells[start:stop])
         piece = batch.slice(start, stop - start)
         arrays = [
-            _of_values(name, values) if name in VALUE_COLUMNS else piece.column(name) for name in batch.schema.names
+            value_array(name, values) if name in VALUE_COLUMNS else piece.column(name) for name in batch.schema.names
         ]
         yield pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
 
-def _cuts(cells: list[Cell]) -> Iterator[tuple[int, int]]:
+def value_groups(cells: Sequence[Cell]) -> Iterator[tuple[int, int]]:
+    """Ranges of cells whose values fit into memory well."""
     start = size = 0
     for at, cell in enumerate(cells):
         if at > start and size + cell.size > _FETCHED_TOGETHER_BYTES:
@@ -199,13 +200,15 @@ def _cuts(cells: list[Cell]) -> Iterator[tuple[int, int]]:
         yield start, len(cells)
 
 
-def _of_values(name: str, values: list[Value | None]) -> pa.Array:
+def value_array(name: str, values: Sequence[Value | None]) -> pa.Array:
+    """A column of the values that were read."""
     if name == "data":
         return pa.array([None if value is None else value[0] for value in values], pa.binary())
     return metadata_array(None if value is None else value[1] for value in values)
 
 
-def _array(columns: VersionColumns, name: str) -> pa.Array:
+def column_array(columns: VersionColumns, name: str) -> pa.Array:
+    """A column as Arrow has it; those of values are null."""
     count = columns.count
     match name:
         case "bucket":

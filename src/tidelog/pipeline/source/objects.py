@@ -144,9 +144,11 @@ def changes_in(part: LogPart, fetchers: Executor) -> PartChanges:
 class ObjectPlan:
     """One read of objects, planned on the manifest that is published now."""
 
-    def __init__(self, options: ObjectOptions, engine: OpenedEngine) -> None:
+    def __init__(self, options: ObjectOptions, engine: OpenedEngine, oldest_seq: int | None = None) -> None:
+        """`oldest_seq`: the oldest state that versions are to tell of, if not that of the seq."""
         self._options = options
         self._engine = engine
+        self._oldest_seq = oldest_seq
         self._manifest = engine.manifest
         refuse_large_seqs(self._manifest)
         self._seq = self._checked_seq()
@@ -154,13 +156,13 @@ class ObjectPlan:
         self._base = find_base(engine, self._manifest)
         self._pin()
         self._tail = self._read_tail()
-        self._buckets = self._read_buckets()
+        self.buckets = self._read_buckets()
 
     def parts(self) -> list[ObjectPart]:
         """The keys that are asked for, divided among tasks."""
         start, stop = self._range()
         cuts = [start, *self._cuts(start, stop), stop]
-        created = {name: (one.seq, one.order) for name, one in self._buckets.alive(self._seq)}
+        created = {name: (one.seq, one.order) for name, one in self.buckets.alive(self._seq)}
         return [self._part(low, high, created) for low, high in pairwise(cuts) if low < high]
 
     def described(self, parts: Sequence[ObjectPart]) -> PlannedRead:
@@ -204,8 +206,11 @@ class ObjectPlan:
                 changes.settle()
             if changes.held_bytes > most_bytes:
                 raise _long_tail(most_bytes)
-        if self._seq < max(known):
-            raise forgotten(max(known))
+        history_start_seq = max(known)
+        if self._seq < history_start_seq:
+            raise forgotten(history_start_seq)
+        if self._oldest_seq is not None and self._oldest_seq < history_start_seq:
+            raise _forgotten_changes(history_start_seq)
         return Tail.of(changes.settle())
 
     def _changed_parts(self) -> Iterator[PartChanges]:
@@ -287,6 +292,15 @@ class ObjectPlan:
             files=self._files_in(start, stop),
             tail=self._tail.between(start, stop).packed(),
         )
+
+
+def _forgotten_changes(history_start_seq: int) -> NotFoundError:
+    return NotFoundError(
+        f"changes up to seq {history_start_seq} are no longer kept",
+        operation="read changes",
+        hint=f"Begin with the state at seq {history_start_seq} (tidelog_objects), and with startingSeq "
+        f"{history_start_seq + 1} behind it",
+    )
 
 
 def _long_tail(most_bytes: int) -> NotSupportedError:
