@@ -24,6 +24,7 @@ def test_the_guide_runs(spark: SparkSession, tmp_path: Path, monkeypatch: pytest
             exec(compile(text, str(GUIDE), "exec"), names)
         else:  # over a table of another format
             assert spark._jsparkSession.sessionState().sqlParser().parsePlan(text).nodeName() == "MergeIntoTable"
+    spark.catalog.dropTempView("changes")
     assert names["kinds"] == {"CreateBucket": 1, "PutObject": 201, "CopyObject": 1, "DeleteObject": 1}
     assert [tuple(row) for row in names["refused"]] == [(204, "there is no bucket 'nowhere'")]
     assert names["some_bytes"] == sum(range(98, 108))
