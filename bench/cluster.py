@@ -2,13 +2,15 @@
 
 Three nodes, a member of etcd and a SeaweedFS (`tidelog cluster dev`) for each number of partitions a node. What
 etcd answers is counted by etcd itself: requests and bytes, while nothing happens and while a producer writes to every
-partition. One node is killed then, and it is measured how long it takes until the others have all partitions open, less
-the lease that has to run out. The growth is the exponent between the smallest and the largest: 1 is linear.
+partition. One node is killed then, while another producer waits for one message of each partition, and it is measured
+how long it takes until the others have all partitions open, and until all have acknowledged again, less the lease that
+has to run out. The growth is the exponent between the smallest and the largest: 1 is linear.
 
 Planned moves are those of one partition that a producer writes to all the time, with so much unshipped: the pause is
 the longest time without an acknowledgement around the move.
 
-python bench/cluster.py [--partitions 10,100,1000] [--moves 50] [--unshipped-bytes 1048576] [--dir .] [--json]
+python bench/cluster.py [--partitions 10,100,1000 | --most 1000] [--moves 50] [--unshipped-bytes 1048576] [--settle 45]
+    [--dir .] [--json]
 """
 
 from __future__ import annotations
@@ -30,11 +32,12 @@ from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from measuring import Figure, at_most, parser_for, report, scratch_directory
+from measuring import Figure, MissingPeerError, at_most, cpu_seconds, parser_for, program, report, scratch_directory
 
 from tidelog.cluster.operations import ClusterOperations
 from tidelog.store.keys import DEFAULT_ROOT
 from tidelog.store.metadata.open import open_metadata_store
+from tidelog.topics.names import parse_topic_name
 
 NODES = 3
 LEASE_SECONDS = 5.0
@@ -54,7 +57,9 @@ class Cluster:
         command = [sys.executable, "-m", "tidelog.cli.main", *words, "--json"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self._process.stdout is not None
-        self.facts: dict[str, Any] = json.loads(self._process.stdout.readline())
+        line = self._process.stdout.readline()
+        assert line, f"`{' '.join(words)}` does not start"
+        self.facts: dict[str, Any] = json.loads(line)
         self.pids = {node["name"]: int(node["pid"]) for node in self.facts["nodes"]}
         self.bootstrap = ",".join(node["kafka"] for node in self.facts["nodes"])
         self.operations = ClusterOperations(open_metadata_store(self.facts["metadata"]), DEFAULT_ROOT)
@@ -124,6 +129,7 @@ class Writer:
 
     def __init__(self, cluster: Cluster, topic: str, partitions: range, pause_seconds: float, value: bytes) -> None:
         self.acknowledged: list[float] = []
+        self.last = dict.fromkeys(partitions, 0.0)
         self.errors: list[str] = []
         self._producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "linger.ms": 0, **QUIET})
         self._topic, self._partitions, self._pause, self._value = topic, partitions, pause_seconds, value
@@ -141,12 +147,17 @@ class Writer:
                     except BufferError:
                         self._producer.poll(0.1)
                 self._producer.poll(0)
-            self._producer.poll(self._pause)
+            until = time.monotonic() + self._pause
+            while (left := until - time.monotonic()) > 0 and not self._is_over.is_set():
+                self._producer.poll(min(left, 0.1))
         self._producer.flush(60)
 
     def _told(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
-            self.acknowledged.append(time.monotonic())
+            moment, number = time.monotonic(), message.partition()
+            assert number is not None
+            self.acknowledged.append(moment)
+            self.last[number] = moment
         else:
             self.errors.append(str(error))
 
@@ -155,7 +166,34 @@ class Writer:
         self._thread.join(120)
 
 
-def measure_size(scratch: Path, partitions: int, seconds: float) -> dict[str, float]:
+def measure_failover(cluster: Cluster, topic: str, total: int, victim: str) -> dict[str, float]:
+    """A node is killed while a producer has sent something to each partition, and goes on slowly."""
+    placed = cluster.operations.state().topics[parse_topic_name(topic.replace(".", "/", 1))].partitions
+    theirs = [number for number, node in enumerate(placed) if node == victim]
+    writer = Writer(cluster, topic, range(total), max(1.0, total / 500), b"v" * 100)
+    try:
+        cluster.until(lambda: min(writer.last.values()) > 0)
+        os.kill(cluster.pids[victim], signal.SIGKILL)
+        killed = time.monotonic()
+        cluster.until(lambda: victim not in cluster.operations.loads())
+        gone, cpu = time.monotonic(), cpu_seconds()
+        cluster.until(lambda: cluster.opened() >= total)
+        opened, spent = time.monotonic(), cpu_seconds() - cpu
+        cluster.until(lambda: all(writer.last[number] > killed + 0.5 for number in theirs))
+        acknowledged = time.monotonic()
+        return {
+            "failover_seconds": opened - killed,
+            "failover_after_lease_seconds": opened - gone,
+            "acknowledged_after_lease_seconds": acknowledged - gone,
+            "failover_cpu_seconds": spent,
+            "failover_partitions": len(theirs),
+            "failover_errors": len(writer.errors),
+        }
+    finally:
+        writer.stop()
+
+
+def measure_size(scratch: Path, partitions: int, seconds: float, settle_seconds: float) -> dict[str, float]:
     """One cluster with so many partitions a node."""
     cluster = Cluster(scratch / f"p{partitions}")
     try:
@@ -163,7 +201,7 @@ def measure_size(scratch: Path, partitions: int, seconds: float) -> dict[str, fl
         total = partitions * NODES
         topic = cluster.create(total)
         found = {"opened_seconds": time.monotonic() - begin}
-        time.sleep(45)  # what the opening has left to do is done
+        time.sleep(settle_seconds)  # what the opening has left to do is done
         found |= {f"idle_{name}": value for name, value in cluster.traffic(seconds).items()}
         leader = cluster.leader()
         others = [name for name in cluster.pids if name != leader]
@@ -174,10 +212,7 @@ def measure_size(scratch: Path, partitions: int, seconds: float) -> dict[str, fl
         found |= {f"load_{name}": value for name, value in cluster.traffic(seconds).items()}
         writer.stop()
         found["written"] = len(writer.acknowledged)
-        os.kill(cluster.pids[others[0]], signal.SIGKILL)
-        gone = cluster.until(lambda: others[0] not in cluster.operations.loads())
-        found["failover_seconds"] = gone + cluster.until(lambda: cluster.opened() >= total)
-        found["failover_after_lease_seconds"] = found["failover_seconds"] - gone
+        found |= measure_failover(cluster, topic, total, others[0])
         return found
     finally:
         cluster.stop()
@@ -233,7 +268,8 @@ def figures_of(sizes: dict[int, dict[str, float]], moves: dict[str, float]) -> l
         "load_requests": ("requests to etcd a second, under load", 1),
         "node_bytes": ("MB of a node", 1e6),
         "leader_bytes": ("MB of the leader", 1e6),
-        "failover_after_lease_seconds": ("seconds of failover after the lease", 1),
+        "failover_after_lease_seconds": ("seconds until a dead node's partitions are open, after its lease", 1),
+        "acknowledged_after_lease_seconds": ("seconds until they have all acknowledged again, after its lease", 1),
     }
     figures = []
     for name, (what, unit) in shown.items() if sizes else ():
@@ -250,13 +286,22 @@ def main() -> None:
     """Measures and prints."""
     parser = parser_for(__doc__)
     parser.add_argument("--partitions", default="10,100,1000", help="numbers of partitions a node (10,100,1000)")
+    parser.add_argument("--most", type=int, default=0, help="in place of them: 10, 100 and so on up to this")
+    parser.add_argument("--settle", type=float, default=45.0, help="seconds between opening and measuring (45)")
     parser.add_argument("--moves", type=int, default=50, help="planned moves; 0: none (50)")
     parser.add_argument("--unshipped-bytes", type=int, default=1 << 20, help="written before each move (1 MiB)")
     parser.add_argument("--seconds", type=float, default=20.0, help="so long traffic is counted (20)")
     arguments = parser.parse_args()
     counts = [int(text) for text in arguments.partitions.split(",") if text]
+    if arguments.most:
+        counts = [10**power for power in range(1, 7) if 10**power <= arguments.most] or [arguments.most]
+    try:
+        program("etcd", remedy="pip install 'tidelog[dev-cluster]'")
+    except MissingPeerError as error:
+        report("cluster", [], {}, as_json=arguments.json, missing=[str(error)])
+        return
     with scratch_directory(arguments.dir) as scratch:
-        sizes = {count: measure_size(scratch, count, arguments.seconds) for count in counts}
+        sizes = {count: measure_size(scratch, count, arguments.seconds, arguments.settle) for count in counts}
         moves = measure_moves(scratch, arguments.moves, arguments.unshipped_bytes) if arguments.moves else {}
     facts: dict[str, Any] = {"sizes": {str(size): found for size, found in sizes.items()}, "moves": moves}
     report("cluster", figures_of(sizes, moves), facts, as_json=arguments.json)

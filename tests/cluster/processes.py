@@ -126,8 +126,12 @@ class DevCluster:
 
     def create(self, **configs: str) -> str:
         """A new topic; its name."""
+        return self.create_of(PARTITIONS, configs)
+
+    def create_of(self, partitions: int, configs: dict[str, str] | None = None) -> str:
+        """The same with so many partitions."""
         name = f"shop.t{secrets.token_hex(4)}"
-        for created in self._admin.create_topics([NewTopic(name, PARTITIONS, config=configs)]).values():
+        for created in self._admin.create_topics([NewTopic(name, partitions, config=configs or {})]).values():
             created.result(WAIT_SECONDS)
         return name
 

@@ -78,6 +78,38 @@ def test_nothing_acknowledged_is_lost_with_a_killed_node(cluster: DevCluster) ->
     until(lambda: cluster.operations.status().nodes == 3)
 
 
+def test_every_partition_of_a_killed_node_acknowledges_again(cluster: DevCluster) -> None:
+    """All of them, while it is dead: the others open in one go what it had."""
+    topic = cluster.create_of(48)
+    until(lambda: set(cluster.leaders(topic).values()) <= set(cluster.nodes))
+    acknowledged: list[tuple[int | None, str | None]] = []
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", **QUIET})
+
+    def send_to(partitions: list[int]) -> None:
+        acknowledged.clear()
+        for number in partitions:
+            producer.produce(
+                topic,
+                b"value",
+                partition=number,
+                on_delivery=lambda error, message: acknowledged.append(
+                    (message.partition(), None if error is None else str(error))
+                ),
+            )
+        assert producer.flush(WAIT_SECONDS) == 0
+        assert sorted(acknowledged) == [(number, None) for number in partitions]
+
+    send_to(list(range(48)))
+    victim = cluster.leaders(topic)[0]
+    theirs = [number for number, node in cluster.leaders(topic).items() if node == victim]
+    assert len(theirs) >= 48 // 3 - 1
+    cluster.kill(victim)
+    send_to(theirs)
+    assert victim not in cluster.leaders(topic).values()
+    cluster.start(victim)
+    until(lambda: cluster.operations.status().nodes == 3)
+
+
 def test_an_older_node_serves_until_the_version_gate_is_raised(cluster: DevCluster) -> None:
     """A rolling upgrade: nodes of two versions share the work. When older ones are refused, what one has goes elsewhere
     without an error, it does not join again, and upgraded it does."""

@@ -14,6 +14,7 @@ import tidelog
 from tidelog.cold.ownership import Ownership
 from tidelog.errors import ConflictError, HeldError, InputError, StoreUnavailableError
 from tidelog.store import document
+from tidelog.topics.names import TopicName
 from tidelog.topics.open import TopicOpener
 from tidelog.topics.partitioned import PartitionedTopic
 
@@ -208,3 +209,16 @@ def test_creation_cut_off_after_its_claim_is_made_again(nodes: Nodes, monkeypatc
 
 def fail(*_: object) -> None:
     raise StoreUnavailableError("the store does not answer")
+
+
+def test_partitions_that_another_node_records_while_one_is_opened_are_found(nodes: Nodes) -> None:
+    """Lost: a new topic's partitions could not be opened at first where two nodes began with it at the same moment."""
+    one, two = nodes
+    name = TopicName("shop", "orders")
+    with two._opener.reading_once(name):
+        assert two._opener.layout(name) is None
+        one.topic(NAME, partitions=4).append(b"value", partition=0)
+        assert two.topic(NAME, partitions=4).partition(1).append(b"value") == 0
+        asked = two._opener.layout(name)
+    assert asked is not None
+    assert asked.count == 4

@@ -118,8 +118,9 @@ class TopicOpener:
 
     @contextlib.contextmanager
     def reading_once(self, name: TopicName) -> Iterator[None]:
-        """Within it, this thread asks the store once for the documents of a topic, unless it changes one of them. For
-        the opening of a partition, of which each part asks for what the topic says."""
+        """Within it, this thread asks the store once for the documents of a topic, unless it changes one of them, and
+        again for partitions that were not recorded. For the opening of a partition: each part of that asks for what the
+        topic says."""
         before = self._once.catalog
         if self.tier is not None:
             self._once.catalog = name, self.tier.opening_catalog(name.namespace, name.name)
@@ -136,7 +137,9 @@ class TopicOpener:
         `opens`: it is opened next, and what was read together with this is not read again.
         """
         if not opens:
-            return self.views.layout(name, self._once.of(name))
+            remembered = self._once.of(name)
+            found = None if remembered is None else self.views.layout(name, remembered)
+            return found or self.views.layout(name)  # another node may have made it since
         if self.tier is not None:
             catalog = self.tier.opening_catalog(name.namespace, name.name)
             layout = self.views.layout(name, catalog)

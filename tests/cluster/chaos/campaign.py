@@ -238,7 +238,7 @@ class Campaign:
             "load of the machine": ", ".join(f"{one:.1f}" for one in os.getloadavg()),
             "never expected": "; ".join(fatal) or "nothing",
         }
-        text = report("Chaos campaign", events, checks, linearizable, facts)
+        text = report("Chaos campaign", events, checks, linearizable, facts, self._machines.lease_seconds)
         (self._directory / "report.md").write_text(text)
         anomalies = [one for found in checks.values() for one in found]
         return Outcome(anomalies, not_linearizable(linearizable), fatal, self._directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -19,10 +20,11 @@ def report(
     checks: Mapping[str, Sequence[Anomaly]],
     linearizable: Mapping[str, str],
     facts: Mapping[str, object],
+    lease_seconds: float,
 ) -> str:
     """Markdown."""
     parts = [[f"# {title}", ""], _facts(facts), _checks(checks, linearizable), _operations(events)]
-    parts += [_faults(events), _pauses(events), _notes(events)]
+    parts += [_faults(events, lease_seconds), _pauses(events), _notes(events)]
     return "\n".join(line for part in parts for line in part) + "\n"
 
 
@@ -64,30 +66,60 @@ def _operations(events: Sequence[Event]) -> list[str]:
     return ["## Operations", "", *table(("what", "count"), rows)]
 
 
-def _faults(events: Sequence[Event]) -> list[str]:
+def _faults(events: Sequence[Event], lease_seconds: float) -> list[str]:
     by_kind: dict[str, list[Fault]] = defaultdict(list)
     for event in events:
         if isinstance(event, Fault):
             by_kind[event.kind].append(event)
+    acknowledged = _acknowledged(events)
     rows = []
     for kind, faults in sorted(by_kind.items()):
-        waits = sorted(one.recovered - one.end for one in faults if one.recovered is not None)
-        middle, longest = (f"{waits[len(waits) // 2]:.1f}", f"{waits[-1]:.1f}") if waits else ("-", "-")
-        rows.append((kind, len(faults), middle, longest, len(faults) - len(waits)))
-    head = ("fault", "count", "until served, median s", "longest s", "never")
-    text = "`until served` counts from the end of the fault until every partition has acknowledged again."
+        healed = [(one, one.recovered) for one in faults if one.recovered is not None]
+        waits = [recovered - one.end for one, recovered in healed]
+        taken = [_served_again(acknowledged, one.begin, recovered, lease_seconds) for one, recovered in healed]
+        rows.append(
+            (kind, len(faults), *_middle_and_longest(waits), *_middle_and_longest(taken), len(faults) - len(waits))
+        )
+    head = ("fault", "count", "until served, median s", "longest s", "after it began, median s", "longest s", "never")
+    text = (
+        "`until served` counts from the end of the fault until every partition has acknowledged again. "
+        "`after it began` counts from its beginning, less the lease, until the longest pause of any partition was "
+        "over: so long others took to serve what a dead node had."
+    )
     return ["## Faults", "", text, "", *table(head, rows)]
+
+
+def _middle_and_longest(seconds: Sequence[float]) -> tuple[str, str]:
+    ordered = sorted(seconds)
+    return (f"{ordered[len(ordered) // 2]:.1f}", f"{ordered[-1]:.1f}") if ordered else ("-", "-")
+
+
+def _served_again(
+    acknowledged: Mapping[str, Sequence[float]], begin: float, recovered: float, lease_seconds: float
+) -> float:
+    """When the longest pause after `begin` was over, counted from then, less the lease."""
+    longest, over = 0.0, begin
+    for times in acknowledged.values():
+        seen = times[bisect_right(times, begin) : bisect_right(times, recovered)]
+        for before, after in pairwise([begin, *seen, recovered]):
+            if after - before > longest:
+                longest, over = after - before, after
+    return max(0.0, over - begin - lease_seconds)
+
+
+def _acknowledged(events: Sequence[Event]) -> dict[str, list[float]]:
+    """When each partition acknowledged something."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        if isinstance(event, Append) and event.outcome == "ok" and event.end is not None:
+            found[f"{event.topic}/{event.partition}"].append(event.end)
+    return {place: sorted(times) for place, times in sorted(found.items())}
 
 
 def _pauses(events: Sequence[Event]) -> list[str]:
     """The longest times in which a partition acknowledged nothing."""
-    ends: dict[str, list[float]] = defaultdict(list)
-    for event in events:
-        if isinstance(event, Append) and event.outcome == "ok" and event.end is not None:
-            ends[f"{event.topic}/{event.partition}"].append(event.end)
     rows = []
-    for place, times in sorted(ends.items()):
-        times.sort()
+    for place, times in _acknowledged(events).items():
         gaps = sorted((after - before, before) for before, after in pairwise(times))
         shown = ", ".join(f"{gap:.1f} s at {when:.0f}" for gap, when in reversed(gaps[-3:]))
         rows.append((place, len(times), shown))

@@ -245,10 +245,29 @@ def test_question_that_was_not_answered_is_a_failure() -> None:
 def test_report_shows_what_was_found() -> None:
     """Checks with their anomalies, faults with how long they took, and what clients said."""
     events = with_changes(later=asked(1, 3.0))
-    text = report("A campaign", events, by_check(events, PROMISES), {"orders/0": "Ok"}, {"seed": 7})
+    text = report("A campaign", events, by_check(events, PROMISES), {"orders/0": "Ok"}, {"seed": 7}, 5.0)
     assert "| committed offsets do not go back | **1 anomalies** |" in text
     assert "readers committed 2, and at 3.000 s it was 1" in text
     assert "| nothing is doubled | holds |" in text
-    assert "| kill | 1 | 1.0 | 1.0 | 0 |" in text
+    assert "| kill | 1 | 1.0 | 1.0 | 0.0 | 0.0 | 0 |" in text
     assert "| orders/0 is linearizable (Porcupine) | Ok |" in text
     assert "| a | something | 1 |" in text
+
+
+def test_report_says_how_long_others_took_to_serve_what_a_dead_node_had() -> None:
+    """Counted from the beginning of the fault, less the lease: the node may come back long after that."""
+
+    def acknowledged(partition: int, *moments: float) -> list[Append]:
+        return [
+            Append(topic="a", partition=partition, value="1", begin=moment, end=moment, outcome="ok", offset=1)
+            for moment in moments
+        ]
+
+    mine = acknowledged(0, 9.0, 10.1, 17.6, 18.0, 29.9, 31.0)
+    others = acknowledged(1, *map(float, range(5, 40)))
+    fault = Fault(kind="kill", target="n1", begin=10.0, end=30.0, recovered=31.5)
+    text = report("A campaign", [*mine, *others, fault], {}, {}, {}, 5.0)
+    assert "| kill | 1 | 1.5 | 1.5 | 14.9 | 14.9 | 0 |" in text
+    sooner = acknowledged(0, 19.0, 21.0, 23.0, 25.0, 27.0)
+    text = report("A campaign", [*mine, *sooner, *others, fault], {}, {}, {}, 5.0)
+    assert "| kill | 1 | 1.5 | 1.5 | 2.6 | 2.6 | 0 |" in text
