@@ -13,6 +13,8 @@ from html import escape
 
 WIDTH = 860
 ROW = 22
+LEGEND = 20
+DASHES = ("", "2 2", "8 4", "8 3 2 3")
 LABELS = 400
 FONT = "ui-sans-serif, system-ui, sans-serif"
 
@@ -71,7 +73,7 @@ def ratios(rows: Sequence[tuple[str, float]], theme: Theme) -> str:
 
 def growth(operations: Mapping[str, Mapping[str, Sequence[float]]], theme: Theme) -> str:
     """A line an operation: the time at each size over the time at the smallest."""
-    height, top, left, right = 420, 40, 60, WIDTH - 250
+    height, top, left, right = max(420, 60 + LEGEND * len(operations)), 40, 60, WIDTH - 250
     highest = 2.5
 
     def at(size: float, times: float) -> tuple[float, float]:
@@ -95,9 +97,9 @@ def growth(operations: Mapping[str, Mapping[str, Sequence[float]]], theme: Theme
             for size, one in zip(sizes, fastest, strict=True)
         ]
         color = theme.lines[number % len(theme.lines)]
-        dash = "" if number < len(theme.lines) else "2 2"
+        dash = DASHES[number // len(theme.lines) % len(DASHES)]
         parts.append(_path(points, color, dash))
-        y = top + 6 + number * 20
+        y = top + 6 + number * LEGEND
         parts.append(_path([(right + 24, y), (right + 48, y)], color, dash))
         parts.append(_text(right + 56, y + 4, name, theme.text, 11))
     return _drawing(height, parts, theme)

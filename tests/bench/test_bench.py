@@ -191,6 +191,23 @@ def test_page_has_every_figure_and_says_what_is_missing(tmp_path: Path) -> None:
     assert "append, 1 KiB (synced), Redis" in drawn
 
 
+def test_page_has_a_row_of_every_benchmark_that_was_measured() -> None:
+    """None is told to be missing, not even those of sections that came later."""
+    measuring, page = module("measuring"), module("page")
+    machine = {**dict.fromkeys(("processor", "system", "python"), "x"), "cores": 2, "memory_gib": 4, "load_before": 0}
+    results = {name: result_of(measuring.at_least(f"of {name}", "1", "", 1, 1)) for name in RUN.BENCHMARKS}
+    for name in ("growth", "growth_spark", "growth_jobs"):
+        results[name]["details"] = {f"{name} {n}": {"processor_s": {"1": [1], "10": [2], "100": [3]}} for n in range(9)}
+    made = page.Page({"machine": machine, "results": results})
+    text = made.text()
+    assert [name for name in RUN.BENCHMARKS if f"| of {name} |" not in text] == []
+    assert "What is not here" not in text
+    drawing = ElementTree.fromstring(made.drawings()["growth-light.svg"])
+    legend = [float(one.get("y", 0)) for one in drawing.iter() if (one.text or "").startswith("growth")]
+    assert len(legend) == 27
+    assert max(legend) < float(drawing.get("height", 0))
+
+
 def test_page_from_a_busy_machine_or_a_small_run_says_so(tmp_path: Path) -> None:
     """Nobody takes such figures for what the product does."""
     page = module("page")
