@@ -30,6 +30,8 @@ from tidelog.cli.dev_s3 import free_ports
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+# The newest that Maven Central had as this was written: neither the connector of Spark 4.3.0 was there, nor a token
+# provider after 4.0.0, which only a Kafka with delegation tokens uses.
 CONNECTOR = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
