@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
 BatchFunction = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
@@ -40,7 +41,7 @@ BATCH_ROWS = 8192
 _ASSUMED_SLOTS = 8
 
 
-def map_in_arrow(rows: DataFrame, function: BatchFunction, schema: str) -> DataFrame:
+def map_in_arrow(rows: DataFrame, function: BatchFunction, schema: str | StructType) -> DataFrame:
     """What the function makes of the rows of each partition; `schema` is that of what it yields."""
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
     from pyspark.sql.udf import _create_udf

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from tests.pipeline.tables.avro_writing import avro_file
 
 import tidelog
 from tidelog.cli.app import run
-from tidelog.errors import ConflictError, InputError, NotFoundError
+from tidelog.errors import ConflictError, DataError, InputError, NotFoundError
 from tidelog.pipeline.address import Root, find_root
 from tidelog.pipeline.jobs.job import told_in_our_words
 from tidelog.pipeline.jobs.replay_topic import Mapping, Selection, Step, StepWriter, backfill, open_steps, replay
@@ -201,8 +202,33 @@ def test_lines_of_json_become_messages(spark: SparkSession, root: Root, tmp_path
     assert (found[0].timestamp.year, found[0].timestamp.month) == (2026, 1)
     with pytest.raises(InputError, match="there is no field nothing"):
         backfill(spark, root, paths, "shop/other", format="json", mapping=Mapping(value="nothing"))
-    with pytest.raises(InputError, match="cannot be read as avro"):
+    with pytest.raises(DataError, match=r"rows\.json: it is no Avro file"):
         backfill(spark, root, paths, "shop/other", format="avro")
+
+
+def test_avro_files_become_messages(spark: SparkSession, root: Root, tmp_path: Path) -> None:
+    """In the order of their names, without a package of Spark's; a later file may lack a column. A damaged one is named
+    with its byte, and writes nothing."""
+    files = tmp_path / "files"
+    files.mkdir()
+    head = {"type": "record", "name": "order", "fields": [{"name": "id", "type": "long"}]}
+    more = {**head, "fields": [*head["fields"], {"name": "text", "type": ["null", "string"]}]}
+    (files / "a.avro").write_bytes(avro_file(more, [b"\x02\x02\x04hi", b"\x04\x00"], codec="deflate"))
+    (files / "b.avro").write_bytes(avro_file(head, [b"\x06"]))
+    paths = [str(files)]
+    assert backfill(spark, root, paths, "shop/avro", format="avro", mapping=Mapping(key="id")).messages == 3
+    found = messages(root, "shop/avro")
+    assert [one.key for one in found] == [b"1", b"2", b"3"]
+    assert [json.loads(one.value or b"") for one in found] == [
+        {"id": 1, "text": "hi"},
+        {"id": 2, "text": None},
+        {"id": 3, "text": None},
+    ]
+    (files / "b.avro").write_bytes(avro_file(head, [b"\x06"])[:-1])
+    with pytest.raises(DataError, match=r"b\.avro: byte \d+: "):
+        backfill(spark, root, paths, "shop/damaged", format="avro", name="damaged")
+    with root.open() as log:
+        assert not log.has_topic("shop/damaged") or not values(root, "shop/damaged")
 
 
 def test_a_line_that_is_not_json_is_told_with_its_file(

@@ -252,7 +252,7 @@ def backfill(
     master: MasterOption = None,
 ) -> None:
     """Writes the rows of files into a topic. Parquet, CSV, JSON or Avro, file by file in the order of their names, each
-    once. JSON files have an object a line; Avro files need Spark's package spark-avro.
+    once. JSON files have an object a line.
 
     Killed and run again it continues. If the files differ from those that it was begun with it refuses, since it could
     not tell which rows are new: then name only the new files.

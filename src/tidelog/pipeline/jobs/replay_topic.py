@@ -40,6 +40,7 @@ from tidelog.pipeline.jobs.job import (
 from tidelog.pipeline.jobs.tally import read_rows, root_options
 from tidelog.pipeline.sink.sink import check_columns
 from tidelog.pipeline.sink.task import layout_of
+from tidelog.pipeline.tasks import map_in_arrow
 from tidelog.staging.area import StagingArea
 from tidelog.staging.document import StagingStatus
 from tidelog.staging.partitions import PartitionedArea
@@ -52,6 +53,7 @@ from tidelog.topics.partitioned import PartitionedTopic
 from tidelog.topics.topic import Topic
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, DataFrameReader, Row, SparkSession
     from pyspark.sql.types import StructType
 
@@ -299,9 +301,9 @@ _FORMAT_HINTS: dict[FileFormat, str] = {
     "parquet": "If they are other files, say so: --format csv, json or avro",
     "csv": "Check --format and --separator",
     "json": "Check --format; JSON files have one object a line",
-    "avro": "Spark reads Avro with a package of its own, which PySpark does not include: start the session with "
-    "spark.jars.packages=org.apache.spark:spark-avro_2.13 and the version of Spark, or with its jar in spark.jars",
+    "avro": "Check --format",
 }
+_HEAD_BYTES = 4 << 20  # of an Avro file, with its schema
 _LINE = "value"
 _SHOWN_CHARACTERS = 80  # of a line that is refused
 
@@ -432,6 +434,7 @@ class _Reading:
         self._options = options
         self._paths = list(paths)
         self._schema: StructType | None = None
+        self._columns: pa.Schema | None = None
 
     def files(self) -> list[SourceFile]:
         """All of them, by name; those that Spark takes for hidden are left out, as it does."""
@@ -454,6 +457,8 @@ class _Reading:
 
     def messages(self, files: Sequence[SourceFile], mapping: Mapping) -> DataFrame:
         """The messages that some files are, one file after the other."""
+        if self._format == "avro":
+            return mapping.of(self._avro_rows(files))
         if self._format != "json":
             return mapping.of(self._rows(files))
         self._require_fields(mapping)
@@ -468,6 +473,24 @@ class _Reading:
             if name is not None and name not in self._schema.names:
                 raise InputError(f"there is no field {name}", hint=f"There are {', '.join(self._schema.names)}")
 
+    def _avro_rows(self, files: Sequence[SourceFile]) -> DataFrame:
+        """The columns are those of the first file; see `tables/avro_files.py`."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        from tidelog.pipeline.tables.avro_files import columns_of, read_head
+
+        if self._columns is None:
+            first = self._binary(files[0]).selectExpr(f"substring(content, 1, {_HEAD_BYTES}) AS head").first()
+            assert first is not None, "it was listed"
+            self._columns = columns_of(read_head(bytes(first.head), files[0].path))
+        schema = from_arrow_schema(self._columns, prefer_timestamp_ntz=False)
+        decode = _AvroRows(self._columns)
+        parts = [map_in_arrow(self._binary(file).select("path", "content"), decode, schema) for file in files]
+        return reduce(lambda before, after: before.union(after), parts)
+
+    def _binary(self, file: SourceFile) -> DataFrame:
+        return self._spark.read.format("binaryFile").load(file.path)
+
     def _rows(self, files: Sequence[SourceFile]) -> DataFrame:
         if self._schema is None:
             with told_as_bad_input(f"the files cannot be read as {self._format}", _FORMAT_HINTS[self._format]):
@@ -477,6 +500,20 @@ class _Reading:
 
     def _reader(self) -> DataFrameReader:
         return self._spark.read.format(self._format).options(**self._options)
+
+
+class _AvroRows:
+    """The rows of files, in a task."""
+
+    def __init__(self, columns: pa.Schema) -> None:
+        self._columns = columns
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from tidelog.pipeline.tables.avro_files import read_rows
+
+        for batch in batches:
+            for path, content in zip(*(batch.column(name) for name in ("path", "content")), strict=True):
+                yield from read_rows(content.as_py(), path.as_py(), self._columns)
 
 
 # The progress of a replay into a topic: records each step before any of its rows are written, then writes and counts

@@ -1,7 +1,6 @@
-"""Decodes Avro's binary encoding with the schema that the values were written with.
+"""Decodes Avro's binary encoding with the schema that the values were written with: messages, and rows of files.
 
-Spark's own Avro support is a jar that PySpark does not include, and one value per message, without a container file
-around it, is a small part of the format: this reader implements that part.
+Spark's own Avro support is a jar that PySpark does not include. Container files are `avro_files.py`.
 
 Invariants
 - A value is read to its last byte: a value that is truncated, too long, or contains impossible numbers is
@@ -14,7 +13,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -23,21 +22,25 @@ import pyarrow as pa
 from tidelog.errors import InputError
 from tidelog.pipeline.tables.fitting import MisfitError
 
-_Read = Callable[["_Cursor"], Any]
+_Read = Callable[["Cursor"], Any]
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _EPOCH_DAY = datetime.date(1970, 1, 1)
 _MAX_VARINT_BYTES = 10
 _EXACT = decimal.Context(prec=1000)  # no digit is rounded away; what is too long does not fit its column
 
 
-class _Cursor:
+class Cursor:
     """A place in the bytes of a value."""
 
     __slots__ = ("_data", "_position")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, position: int = 0) -> None:
         self._data = data
-        self._position = 0
+        self._position = position
+
+    @property
+    def position(self) -> int:
+        return self._position
 
     def take(self, length: int) -> bytes:
         end = self._position + length
@@ -73,18 +76,28 @@ class _Cursor:
         return self._position == len(self._data)
 
 
-def avro_decoder(schema: str) -> Callable[[bytes], Any]:
+class AvroDecoder:
     """Reads values that were written with this schema (the text of an .avsc file); its top must be a record."""
-    read = _Schema(schema).reader
 
-    def decode(value: bytes) -> Any:
-        cursor = _Cursor(value)
-        found = read(cursor)
-        if not cursor.is_at_end:
-            raise MisfitError("the value has bytes after its end, or was written with another schema")
-        return found
+    def __init__(self, schema: str) -> None:
+        self._read = _Schema(schema).reader
 
-    return decode
+    def __call__(self, value: bytes) -> Any:
+        return next(self.several(value, 1))
+
+    def several(self, data: bytes, count: int) -> Iterator[Any]:
+        """So many values, one behind the other; these are all of the bytes."""
+        cursor = Cursor(data)
+        for left in range(count - 1, -1, -1):
+            found = self._read(cursor)
+            if not left and not cursor.is_at_end:
+                raise MisfitError("the value has bytes after its end, or was written with another schema")
+            yield found
+
+
+def avro_decoder(schema: str) -> AvroDecoder:
+    """The reader of values that were written with a schema."""
+    return AvroDecoder(schema)
 
 
 def avro_fields(schema: str) -> pa.DataType:
@@ -133,7 +146,7 @@ class _Schema:
         fields = [(str(field["name"]), *self._parse(field["type"])) for field in document["fields"]]
         self._namespace = around
 
-        def read(cursor: _Cursor) -> dict[str, Any]:
+        def read(cursor: Cursor) -> dict[str, Any]:
             return {name: read_field(cursor) for name, read_field, _ in fields}
 
         return self._remember(document, read, pa.struct([pa.field(name, kind) for name, _, kind in fields]))
@@ -141,7 +154,7 @@ class _Schema:
     def _array(self, document: dict[str, Any]) -> tuple[_Read, pa.DataType]:
         read_item, kind = self._parse(document["items"])
 
-        def read(cursor: _Cursor) -> list[Any]:
+        def read(cursor: Cursor) -> list[Any]:
             found: list[Any] = []
             while count := cursor.count():
                 found += [read_item(cursor) for _ in range(count)]
@@ -153,7 +166,7 @@ class _Schema:
         """As a list of pairs: names of a map are data, not columns."""
         read_item, kind = self._parse(document["values"])
 
-        def read(cursor: _Cursor) -> list[dict[str, Any]]:
+        def read(cursor: Cursor) -> list[dict[str, Any]]:
             found: list[dict[str, Any]] = []
             while count := cursor.count():
                 found += [{"key": _text(cursor), "value": read_item(cursor)} for _ in range(count)]
@@ -164,7 +177,7 @@ class _Schema:
     def _enum(self, document: dict[str, Any]) -> tuple[_Read, pa.DataType]:
         symbols = [str(symbol) for symbol in document["symbols"]]
 
-        def read(cursor: _Cursor) -> str:
+        def read(cursor: Cursor) -> str:
             index = cursor.long()
             if not 0 <= index < len(symbols):
                 raise MisfitError(f"there is no symbol {index} in {document['name']}")
@@ -185,7 +198,7 @@ class _Schema:
                 hint="Unions of null and one type become columns",
             )
 
-        def read(cursor: _Cursor) -> Any:
+        def read(cursor: Cursor) -> Any:
             index = cursor.long()
             if not 0 <= index < len(parsed):
                 raise MisfitError(f"there is no branch {index} in a union of {len(parsed)}")
@@ -203,14 +216,14 @@ class _Schema:
         return str(document["name"]).rpartition(".")[0] or str(document.get("namespace") or self._namespace)
 
 
-def _text(cursor: _Cursor) -> str:
+def _text(cursor: Cursor) -> str:
     try:
         return cursor.take(cursor.long()).decode()
     except UnicodeDecodeError:
         raise MisfitError("text that is not UTF-8") from None
 
 
-def _boolean(cursor: _Cursor) -> bool:
+def _boolean(cursor: Cursor) -> bool:
     byte = cursor.take(1)[0]
     if byte > 1:
         raise MisfitError(f"{byte} where true or false is expected")
@@ -220,7 +233,7 @@ def _boolean(cursor: _Cursor) -> bool:
 def _unpacked(form: str) -> _Read:
     packed = struct.Struct(form)
 
-    def read(cursor: _Cursor) -> Any:
+    def read(cursor: Cursor) -> Any:
         return packed.unpack(cursor.take(packed.size))[0]
 
     return read
@@ -229,8 +242,8 @@ def _unpacked(form: str) -> _Read:
 _PRIMITIVES: dict[str, tuple[_Read, pa.DataType]] = {
     "null": (lambda cursor: None, pa.null()),
     "boolean": (_boolean, pa.bool_()),
-    "int": (_Cursor.long, pa.int32()),
-    "long": (_Cursor.long, pa.int64()),
+    "int": (Cursor.long, pa.int32()),
+    "long": (Cursor.long, pa.int64()),
     "float": (_unpacked("<f"), pa.float32()),
     "double": (_unpacked("<d"), pa.float64()),
     "bytes": (lambda cursor: cursor.take(cursor.long()), pa.binary()),
