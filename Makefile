@@ -8,7 +8,7 @@ PYTHON ?=
 TEST_PROCESSES ?= 2
 PYTEST = $(BIN)/python -m pytest -q -n $(TEST_PROCESSES)
 # How long `make test-long` goes on starting tests (the next run begins with those that are left), and the seed of an
-# earlier run whose choices it makes again.
+# earlier run whose choices it makes again. Without a limit the misfortunes of the cluster go on for half an hour.
 MINUTES ?=
 SEED ?=
 # What `make test-quick` runs: the parts that everything else stands on, without property tests.
@@ -50,7 +50,8 @@ test-quick: $(VENV)/.ready-development
 
 # One test at a time is handed out, so that they run in the order in which they should.
 test-long: java-for-spark $(VENV)/.ready-development
-	@HYPOTHESIS_PROFILE=deep CHAOS_DIR=$${CHAOS_DIR:-build/chaos} $(if $(MINUTES),CAMPAIGN_MINUTES=$(MINUTES)) $(if $(SEED),CAMPAIGN_SEED=$(SEED)) \
+	@HYPOTHESIS_PROFILE=deep CHAOS_DIR=$${CHAOS_DIR:-build/chaos} \
+		$(if $(MINUTES),CAMPAIGN_MINUTES=$(MINUTES),CHAOS_MINUTES=$${CHAOS_MINUTES:-30}) $(if $(SEED),CAMPAIGN_SEED=$(SEED)) \
 		$(PYTEST) --dist load --maxschedchunk 1 -m 'long or deeper' tests
 
 # Needs mvn, go, node and kcat: what each lacks, its test says.

@@ -146,7 +146,7 @@ TABLE = [
     Benchmark("remote", SERVED, {"seconds": 2.0}, {"seconds": 0.05}),
     Benchmark("ship", COLD, {"megabytes": 192, "seconds": 3.0}, {"megabytes": 1, "seconds": 0.05}, minutes=4),
     Benchmark("history_read", COLD, {"megabytes": 512, "catalog": 2000}, {"megabytes": 4, "catalog": 30}),
-    Benchmark("flush", COLD, options=("--topics", "10"), rounds=15),
+    Benchmark("flush", COLD, options=("--topics", "10,100,1000"), tiny=("--topics", "10"), rounds=15),
     Benchmark(
         "engine",
         ENGINE,

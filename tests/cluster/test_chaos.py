@@ -1,8 +1,9 @@
 """A campaign of misfortunes over real processes, and a checker over everything that clients were told.
 
-CHAOS_MINUTES says how long (3 without it), CHAOS_DIR where the history and the report go (build/chaos with `make
-test-long`). A busy machine makes it slow, not wrong: how long clients waited is reported, and only what they were
-promised is asserted; and that all is served again four minutes after a fault has ended.
+CHAOS_MINUTES says how long (3 without it; 30 with `make test-long` and no limit), CHAOS_DIR where the history and the
+report go (build/chaos with `make test-long`). A busy machine makes it slow, not wrong: how long clients waited is
+reported, and only what they were promised is asserted; and that all is served again four minutes after a fault has
+ended.
 """
 
 from __future__ import annotations

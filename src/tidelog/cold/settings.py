@@ -53,7 +53,7 @@ class TierSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     durability: Literal["synced", "shipped"] = "synced"
     """What a synced append waits for. "synced": this disk. "shipped": the store has the message too, so that the loss
-    of the disk loses nothing that was acknowledged. That takes a tenth of a second or more, and all topics of a node
+    of the disk loses nothing that was acknowledged. That takes an eighth of a second or more, and all topics of a node
     share some small objects a second for it. Needs a store."""
 
     retention_seconds: Positive | None = None

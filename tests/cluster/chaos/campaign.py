@@ -19,7 +19,7 @@ from tests.cluster.chaos.history import Final, Recorder, Rescued
 from tests.cluster.chaos.linearizability import ask_porcupine, not_linearizable, operations, register_operations
 from tests.cluster.chaos.machines import DISK_BYTES, Machines, until
 from tests.cluster.chaos.nemesis import Nemesis
-from tests.cluster.chaos.report import report
+from tests.cluster.chaos.report import coverage, report
 from tests.cluster.chaos.workloads import (
     QUIET,
     Appending,
@@ -237,6 +237,7 @@ class Campaign:
             "events": len(events),
             "load of the machine": ", ".join(f"{one:.1f}" for one in os.getloadavg()),
             "never expected": "; ".join(fatal) or "nothing",
+            **coverage(linearizable, can_fill=self._machines.can_fill),
         }
         text = report("Chaos campaign", events, checks, linearizable, facts, self._machines.lease_seconds)
         (self._directory / "report.md").write_text(text)

@@ -23,7 +23,9 @@ from tests.cluster.chaos.history import Append, EndOffset, EnginePut, EngineRead
 _SOURCE = Path(__file__).with_name("porcupine")
 _NEVER = 1 << 60
 _SECONDS = 900
-WITHOUT_GO = "not asked: Go is not installed"
+NOT_ASKED = "not asked: "
+"""How the reason begins why Porcupine said nothing."""
+WITHOUT_GO = f"{NOT_ASKED}Go is not installed"
 
 
 def operations(events: Iterable[Event], topic: str) -> dict[str, list[dict[str, Any]]]:
@@ -84,7 +86,7 @@ def ask_porcupine(asked: dict[str, list[dict[str, Any]]], directory: Path) -> di
     command = [go, "build", "-o", str(program), "."]
     built = subprocess.run(command, cwd=_SOURCE, capture_output=True, text=True, timeout=_SECONDS, check=False)
     if built.returncode:
-        return dict.fromkeys(asked, f"not asked: {built.stderr.strip().splitlines()[-1]}")
+        return dict.fromkeys(asked, f"{NOT_ASKED}{built.stderr.strip().splitlines()[-1]}")
     done = subprocess.run(
         [str(program)], input=json.dumps(asked), capture_output=True, text=True, timeout=_SECONDS, check=True
     )

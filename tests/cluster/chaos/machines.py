@@ -208,6 +208,11 @@ class Machines:
             undo.pop_all()
         return self
 
+    @property
+    def can_fill(self) -> bool:
+        """Whether disks can be filled here."""
+        return all(machine.disk.can_fill for machine in self.nodes.values())
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:

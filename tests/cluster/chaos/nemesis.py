@@ -73,9 +73,8 @@ class Nemesis:
             "bucket paused": self._bucket_pause,
         }
         self._kinds = list(self._do)
-        if not all(machine.disk.can_fill for machine in machines.nodes.values()):
+        if not machines.can_fill:
             self._kinds.remove("disk full")
-            recorder.note("nemesis", "no disk is filled: this process may not mount a file system")
         self._bag: list[str] = []
         self.unexpected: list[str] = []
         self._guard = threading.Lock()

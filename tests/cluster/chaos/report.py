@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from tests.cluster.chaos.checker import Anomaly
 from tests.cluster.chaos.history import Append, EnginePut, EngineRead, Event, Fault, Note, Read, Transaction
+from tests.cluster.chaos.linearizability import NOT_ASKED
 
 _EXAMPLES = 10
 NEMESIS = "nemesis"
@@ -26,6 +27,15 @@ def report(
     parts = [[f"# {title}", ""], _facts(facts), _checks(checks, linearizable), _operations(events)]
     parts += [_faults(events, lease_seconds), _pauses(events), _notes(events)]
     return "\n".join(line for part in parts for line in part) + "\n"
+
+
+def coverage(linearizable: Mapping[str, str], *, can_fill: bool) -> dict[str, str]:
+    """Facts: what was looked at and done only where the machine has the means."""
+    not_asked = sorted({result for result in linearizable.values() if result.startswith(NOT_ASKED)})
+    return {
+        "Porcupine": "; ".join(not_asked) or f"asked about {len(linearizable)} logs and registers",
+        "full disks": "among the faults" if can_fill else "left out: this process may not mount a file system",
+    }
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

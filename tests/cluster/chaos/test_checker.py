@@ -32,7 +32,7 @@ from tests.cluster.chaos.linearizability import (
     operations,
     register_operations,
 )
-from tests.cluster.chaos.report import report
+from tests.cluster.chaos.report import coverage, report
 
 PROMISES = Promises(
     shipped=frozenset({"orders", "copy", "moved"}),
@@ -271,3 +271,15 @@ def test_report_says_how_long_others_took_to_serve_what_a_dead_node_had() -> Non
     sooner = acknowledged(0, 19.0, 21.0, 23.0, 25.0, 27.0)
     text = report("A campaign", [*mine, *sooner, *others, fault], {}, {}, {}, 5.0)
     assert "| kill | 1 | 1.5 | 1.5 | 2.6 | 2.6 | 0 |" in text
+
+
+def test_report_says_what_the_machine_had_no_means_for() -> None:
+    """Loss prevented: a report without Go, or of a process that may not mount a file system, read like any other."""
+    facts = coverage({"orders/0": WITHOUT_GO, "orders/1": WITHOUT_GO}, can_fill=False)
+    text = report("A campaign", [], {}, {}, facts, 5.0)
+    assert "| Porcupine | not asked: Go is not installed |" in text
+    assert "| full disks | left out: this process may not mount a file system |" in text
+    assert coverage({"orders/0": "Ok", "orders/1": "Illegal"}, can_fill=True) == {
+        "Porcupine": "asked about 2 logs and registers",
+        "full disks": "among the faults",
+    }
