@@ -291,6 +291,55 @@ def test_balance_respects_rest_settling_and_the_hourly_limit() -> None:
     assert len(plan(msgspec.structs.replace(before, settings=limited, moves_this_hour=1))) == 2
 
 
+SMOOTHED = 1 / 6
+"""What is new of a load counts for so much after ten seconds, as nodes report it."""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_three_hours_of_changing_loads_move_little_and_nothing_to_and_fro(seed: int) -> None:
+    """With the defaults: loads that go up and down by 30 % from one report to the next move next to nothing, and one
+    that changes for good, every five minutes, is made up for. No node is more than 10 % off the average."""
+    chance = random.Random(seed)
+    there = nodes(*(f"n{number}" for number in range(6)), zones=("x", "y", "z"))
+    found = situation(there, {TopicName("s", f"t{n}"): topic(*[""] * 10) for n in range(12)}, ClusterSettings())
+    keys = [f"{name}/{number}" for name in found.topics for number in range(10)]
+    usual = {key: chance.random() * 1e6 for key in keys}
+    measured = dict.fromkeys(keys, 0.0)
+    inventory = Inventory(found.settings)
+    moved: list[tuple[float, str]] = []
+    off: list[float] = []
+    for second in range(0, 3 * 3600, 10):
+        if second % 300 == 0:
+            usual[chance.choice(keys)] = chance.random() * 1e6
+        for key in keys:
+            measured[key] += (usual[key] * chance.uniform(0.7, 1.3) - measured[key]) * (SMOOTHED if second else 1)
+        reports: dict[str, dict[str, Load]] = {name: {} for name in there}
+        for name, placement in found.topics.items():
+            for number, node in enumerate(placement.partitions):
+                reports.setdefault(node, {})[f"{name}/{number}"] = Load(bytes_in=measured[f"{name}/{number}"])
+        now = NOW + second
+        loads = {node: NodeLoad(node=node, at_us=1, partitions=reports[node]) for node in there}
+        inventory.follow(found.topics, loads, now)
+        recent = {key: at for at, key in moved if at > now - 3600}
+        found = msgspec.structs.replace(
+            found,
+            now=now,
+            inventory=inventory,
+            moved_at=recent,
+            moves_this_hour=sum(at > now - 3600 for at, _ in moved),
+        )
+        decisions = plan(found)
+        moved += [(now, one.subject) for one in decisions if one.kind == "balance"]
+        found = carried_out(found, decisions)
+        if second >= 600:
+            inventory.follow(found.topics, loads, now)
+            off.append(imbalance(msgspec.structs.replace(found, inventory=inventory)))
+    assert 0 < len(moved) <= 3 * 12
+    assert max(Counter(key for _, key in moved).values()) <= 2
+    assert max(off) <= found.settings.hysteresis
+    assert crowded(found, 2, 4) == []
+
+
 def test_a_request_for_balance_ignores_rest_and_the_hourly_limit() -> None:
     """An operator has asked for it."""
     asked = Request(kind="balance", asked_us=1)

@@ -7,11 +7,12 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, KafkaException, Producer
 from tests.cluster.processes import QUIET, WAIT_SECONDS, DevCluster, Producing, consumed, until
 
 from tidelog.errors import StoreUnavailableError
 from tidelog.service.cluster_control import Load
+from tidelog.service.placement import slot_of
 
 # Longer than a busy machine pauses a process: a node that is alive must not lose its partitions to others here.
 LEASE_SECONDS = 12.0
@@ -248,3 +249,121 @@ def test_load_of_a_partition_has_what_consumers_get(cluster: DevCluster) -> None
         return found.bytes_out > found.bytes_in and found.messages_out > found.messages_in <= load.total.messages_out
 
     until(goes_out)
+
+
+def test_commands_show_a_cluster_and_move_what_it_has(cluster: DevCluster) -> None:
+    """`status`, `engines`, `restore-point`, `decisions`, `balance` and `move` beside nodes that run."""
+    topic = cluster.create()
+    name = topic.replace(".", "/", 1)
+    until(lambda: cluster.operations.status().unassigned == 0)
+    status = cluster.command("status")
+    assert (status["nodes"], status["leader"] in cluster.nodes, status["partitions"] >= 6) == (3, True, True)
+    source = cluster.leaders(topic)[0]
+    to = next(node for node in cluster.nodes if node != source)
+    moved = cluster.command("move", name, "0", to, "--pin", "--wait", str(WAIT_SECONDS))
+    assert moved == {"topic": name, "partition": 0, "node": to, "done": True}
+    until(lambda: cluster.leaders(topic)[0] == to)
+    rows = cluster.command("topics", name)
+    assert [(row["node"], row["pin"]) for row in rows if row["partition"] == 0] == [(to, to)]
+    decided = [one for one in cluster.command("decisions") if one["what"] == f"{name}/0"]
+    assert [(one["kind"], one["from"], one["to"]) for one in decided[-1:]] == [("move", source, to)]
+    assert decided[-1]["reason"].startswith("asked for by ")
+    assert cluster.command("balance", "--wait", str(WAIT_SECONDS))["done"] is True
+    assert cluster.leaders(topic)[0] == to  # pinned
+    cluster.command("move", name, "0", "--unpin")
+
+    cluster.command("add-engine", "commands")
+    until(lambda: [one.state for one in cluster.operations.engines() if one.name == "commands"] == ["assigned"])
+    found = {one["name"]: one for one in cluster.command("engines")}["commands"]
+    assert (found["node"] in cluster.nodes, found["state"], found["store"]) == (True, "assigned", None)
+    cluster.command("remove-engine", "commands")
+    assert "commands" not in [one.name for one in cluster.operations.engines()]
+
+    send(cluster, topic, range(5))
+    with cluster.without_bucket():
+        send(cluster, topic, range(5, 25))
+        until(lambda: any(one.topic == name and one.messages >= 20 for one in cluster.operations.restore_point()))
+        found = next(row for row in cluster.command("restore-point") if row["topic"] == name)
+        assert (found["node"], found["is_alive"], found["to_rescue"]) == (to, True, False)
+    until(lambda: name not in [one.topic for one in cluster.operations.restore_point()])
+
+
+def name_at(cluster: DevCluster, node: str, kind: str) -> str:
+    """Of a group or a transactional id whose coordinator this node is."""
+    slots = cluster.operations.state().coordinators.slots
+    return next(name for number in range(10_000) if slots[slot_of(name := f"{kind}-{number}")] == node)
+
+
+def read_by(cluster: DevCluster, group: str, topic: str, count: int) -> list[int]:
+    """So many committed messages of partition 0 as a member of a group, which commits them."""
+    settings = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    consumer = Consumer(
+        {"bootstrap.servers": cluster.bootstrap, "isolation.level": "read_committed", **settings, **QUIET}
+    )
+    found: list[int] = []
+
+    def more() -> bool:
+        for message in consumer.consume(count - len(found), 0.5):
+            value = message.value()
+            if message.error() is None and value is not None:
+                found.append(int(value))
+        return len(found) == count
+
+    def committed() -> bool:
+        try:
+            consumer.commit(asynchronous=False)
+        except KafkaException:
+            return False  # its coordinator is on the way to another node
+        return True
+
+    consumer.subscribe([topic])
+    until(more)
+    until(committed)
+    consumer.close()
+    return found
+
+
+def test_groups_transactions_and_accounts_outlive_their_node(cluster: DevCluster) -> None:
+    """The node that coordinates a group and an open transaction is killed: the group goes on from its offsets, the
+    transaction ends as its producer decides, and a token and a grant that were made there are known to the others."""
+    topic = cluster.create(**{"tidelog.durability": "shipped"})
+    name = topic.replace(".", "/", 1)
+    until(lambda: cluster.operations.status().unassigned == 0)
+    victim = cluster.leaders(topic)[0]
+    other = next(node for node in cluster.nodes if node != victim)
+    group = name_at(cluster, victim, f"group-{topic}")
+    settings = {"transactional.id": name_at(cluster, victim, f"id-{topic}"), "transaction.timeout.ms": 600_000}
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, **settings, **QUIET})
+    producer.init_transactions(WAIT_SECONDS)
+    producer.begin_transaction()
+    for number in range(10):
+        producer.produce(topic, b"%d" % number, partition=0)
+    producer.commit_transaction(WAIT_SECONDS)
+    assert read_by(cluster, group, topic, 10) == list(range(10))
+    token = cluster.said_at(victim, "auth", "token", "create", "alice")
+    cluster.said_at(victim, "auth", "grant", "alice", "read", f"topic:{name}")
+    producer.begin_transaction()
+    for number in range(10, 15):
+        producer.produce(topic, b"%d" % number, partition=0)
+    assert producer.flush(WAIT_SECONDS) == 0
+
+    cluster.kill(victim)
+    until(lambda: victim not in cluster.operations.state().coordinators.slots)
+    until(lambda: not {victim, ""} & set(cluster.leaders(topic).values()))
+    tokens = cluster.said_at(other, "auth", "token", "list")
+    assert [one["user"] for one in tokens if one["id"] == token["id"]] == ["alice"]
+    assert f"topic:{name}" in [one["resource"] for one in cluster.said_at(other, "auth", "list", "alice")]
+
+    def is_committed() -> bool:
+        try:
+            producer.commit_transaction(10)
+        except KafkaException as error:
+            if not error.args[0].retriable():
+                raise
+            return False
+        return True
+
+    until(is_committed)
+    assert read_by(cluster, group, topic, 5) == list(range(10, 15))
+    cluster.start(victim)
+    until(lambda: cluster.operations.status().nodes == 3)
