@@ -7,6 +7,7 @@ scan      All objects in the order of keys from the store, by an engine without 
           they were put in that order.
 latency   200 objects that have left the disk, read at once by tasks and by threads, 50 ms away.
 hang      The store is stopped (SIGSTOP): hot reads, applies, and opening.
+reader    The first read of an engine that is opened for reading alone, from the store.
 restore   The first read of a lazy restore, and all of it, against one that is not lazy.
 space     Overwrites with `keep_versions=1`: the most that disk and bucket take, of the bytes that are alive. Only if
           asked for: it takes minutes. `--overwrites 10000000 --least-value-bytes 100 [--without-store]`
@@ -41,7 +42,7 @@ import tidelog
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.servers import ACCESS_KEY_ID, BUCKET, SECRET_ACCESS_KEY, Server
 
-PARTS = ["scan", "latency", "hang", "restore", "space"]
+PARTS = ["scan", "latency", "hang", "reader", "restore", "space"]
 KEYS_AND_SECRET: dict[str, Any] = {
     "store_access_key_id": ACCESS_KEY_ID,
     "store_secret_access_key": SECRET_ACCESS_KEY,
@@ -272,10 +273,35 @@ def hang(server: Store, root: Path, where: dict[str, Any], arguments: Any) -> li
     ]
 
 
+def filled_once(server: Store, root: Path, objects: int) -> dict[str, Any]:
+    """Where an engine of many small objects is, which is filled for the first who asks."""
+    where = {"store": server.url("lost"), "store_endpoint": server.endpoint, **KEYS_AND_SECRET}
+    if not (root / "lost").exists():
+        fill(root / "lost", where, objects, 100)
+    return where
+
+
+def readers(server: Store, root: Path, where: dict[str, Any], arguments: Any) -> list[Figure]:
+    """The first read of one that has no disk and claims nothing."""
+    objects = arguments.restore_objects
+    where, first = filled_once(server, root, objects), Measured()
+    key = f"key-{objects // 2:012d}"
+
+    def read_first() -> None:
+        with tidelog.open_engine(read_only=True, **where) as reader:
+            assert len(reader.read("b", key).data) == 100
+
+    for _ in range(arguments.rounds):
+        settle()
+        first.add(read_first)
+    what = f"read-only on {objects:,} objects: first read"
+    return [at_most(what, f"{first.seconds:.2f} s", f"CPU {first.cpu_seconds:.2f} s", first.seconds, 1, " s")]
+
+
 def restores(server: Store, root: Path, where: dict[str, Any], arguments: Any) -> list[Figure]:
     """All objects of an engine onto a new disk."""
     objects = arguments.restore_objects
-    fill(root / "lost", where, objects, 100)
+    where = filled_once(server, root, objects)
     key = f"key-{objects // 2:012d}"
     lazy, first, whole = Measured(), Measured(), Measured()
     for number in range(arguments.rounds):
@@ -327,7 +353,11 @@ def space(server: Store, root: Path, where: dict[str, Any], arguments: Any) -> l
 
     overwrites, keys, directory = arguments.overwrites, arguments.keys, root / "space"
     least, most = arguments.least_value_bytes or arguments.value_bytes, arguments.value_bytes
-    settings: dict[str, Any] = {"keep_versions": 1}
+    # Of few live bytes as much garbage is collected as of many: a file of the log at a time.
+    settings: dict[str, Any] = {
+        "keep_versions": 1,
+        "rotate_max_bytes": max(64 << 10, min(100_000_000, keys * most // 4)),
+    }
     bucket = None
     if not arguments.without_store:
         settings |= {"ship_interval_seconds": 1, "local_retention_bytes": 0, **where}
@@ -388,7 +418,14 @@ def main() -> None:
     parser.add_argument("--compacted", action="store_true", help="have Spark compact before the scan")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    measures = {"scan": scans, "latency": latency, "hang": hang, "restore": restores, "space": space}
+    measures = {
+        "scan": scans,
+        "latency": latency,
+        "hang": hang,
+        "reader": readers,
+        "restore": restores,
+        "space": space,
+    }
     figures: list[Figure] = []
     with contextlib.ExitStack() as stack:
         root = stack.enter_context(scratch_directory(arguments.dir))
