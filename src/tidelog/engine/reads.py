@@ -710,11 +710,14 @@ class EngineReading:
 #
 # Invariants
 # - An object without metadata needs no read of its value, wherever that is. Of a value file the first block is enough.
-# - Metadata of a large, uncompressed value is read alone, on this disk and in the store. The checksum covers the whole
-#   value and is not verified then; lengths are, against the index. Everything else is read and verified as by `read`.
+# - Metadata of a value in the store is read alone: exactly that of an uncompressed one, and the first block of a
+#   compressed one (at most 128 KiB). Where the store has records in compressed blocks, a block is the least to read.
+# - On this disk that of a large, uncompressed value is read alone. The checksum covers the whole value and is not
+#   verified where metadata is read alone; lengths are, against the index. Everything else is read and verified as by
+#   `read`.
 
 
-# Up to this size, reading the whole value costs about as much as reading its beginning, and can be verified.
+# Up to this size, reading the whole value from this disk costs about as much as its beginning, and can be verified.
 _CHECKED_BYTES = 64 << 10
 
 
@@ -728,22 +731,21 @@ class EngineStat(EngineReading):
             return known
         found = self._large_object(bucket, key, seq)
         if found is None:
-            return self._stat_by_head(bucket, key, seq) or _stat_of(self.read(bucket, key, seq))
+            return self._stat_cold(bucket, key, seq) or _stat_of(self.read(bucket, key, seq))
         metadata = self._cold_value(found.cell).metadata()
         return ObjectStat(found.cell.size, metadata, found.seq, "cold", found.cell.crc)
 
-    def _stat_by_head(self, bucket: str, key: str, seq: int | None) -> ObjectStat | None:
+    def _stat_cold(self, bucket: str, key: str, seq: int | None) -> ObjectStat | None:
         """By the beginning of a value in the store; None if it is to be read whole, which also says what is wrong."""
         at = self._checked_seq(self._marks.applied_seq if seq is None else seq)
         found = self._versions.find(bucket, key, at)
-        if found is None or self._cold is None or not _is_head_enough(found.cell) or self._where(found) != "cold":
+        if found is None or self._cold is None or found.cell.inline is not None or self._where(found) != "cold":
             return None
-        head_bytes = found.cell.stored_bytes - found.cell.size
         with contextlib.suppress(TidelogError):
             cell = self._placed(bucket, key, found.seq, found.cell)
-            head = self._cold.head(cell, head_bytes)
-            if head is not None:
-                return ObjectStat(cell.size, decode_metadata(head, cell.lsn), found.seq, "cold", cell.crc)
+            metadata = self._cold.metadata(cell)
+            if metadata is not None:
+                return ObjectStat(cell.size, metadata, found.seq, "cold", cell.crc)
         return None
 
     def _large_object(self, bucket: str, key: str, seq: int | None) -> Found | None:
@@ -821,7 +823,7 @@ def _part_in_file(
 
 
 def _is_head_enough(cell: Cell) -> bool:
-    """Whether the metadata of a value without a file is read without its data."""
+    """Whether the metadata of a value in the log on this disk is read without its data."""
     head_bytes = cell.stored_bytes - cell.size
     is_possible = cell.codec == CODEC_NONE and LENGTH_BYTES < head_bytes <= LENGTH_BYTES + MAX_METADATA_BYTES
     return is_possible and cell.stored_bytes > _CHECKED_BYTES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from typing import Any
 
 import pytest
@@ -10,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelog.engine.entry import MAX_METADATA_BYTES, PutObject
-from tidelog.engine.wal.value import CODEC_NONE, CODEC_ZSTD, ValueEncoder, decode_value, encode_value
+from tidelog.engine.wal.value import (
+    CODEC_NONE,
+    CODEC_ZSTD,
+    ValueEncoder,
+    beginning_bytes,
+    decode_value,
+    encode_value,
+    metadata_in,
+)
 from tidelog.errors import DataError, InputError
 from tidelog.log.frame import crc32
 
@@ -97,6 +107,33 @@ def test_random_bytes_are_refused(stored: bytes, codec: int, size: int) -> None:
         return
     assert len(data) == size
     assert encode_value(data, metadata)[4:][-size or len(stored) :] == data
+
+
+@given(st.integers(0, 400_000), METADATA, st.sampled_from(["none", "zstd"]), st.integers(0, 1))
+def test_metadata_is_read_from_the_beginning_of_a_value(size: int, metadata: dict[str, Any], how: Any, part: int) -> None:
+    """Of data that compresses well, and of data that does not."""
+    data = b"compresses well" * (size // 15) if part else random.Random(size).randbytes(size)
+    stored, codec, size, _ = ValueEncoder(how).store(data, metadata)
+    beginning = stored[: beginning_bytes(codec, len(stored), size)]
+    assert len(beginning) <= 132_000
+    assert metadata_in(beginning, codec, size, LSN) == metadata
+
+
+@given(st.binary(max_size=200), st.integers(0, 3), st.integers(0, 300))
+def test_a_beginning_of_random_bytes_is_refused(beginning: bytes, codec: int, size: int) -> None:
+    """Or has metadata; nothing else is raised, and no more memory is taken than the size allows."""
+    with contextlib.suppress(DataError):
+        metadata_in(beginning, codec, size, LSN)
+
+
+def test_a_beginning_that_ends_too_early_is_refused() -> None:
+    """The caller reads the whole value then."""
+    data, metadata = random.Random(1).randbytes(1000), {"text": "long" * 2000}
+    stored, codec, size, _ = ValueEncoder("zstd").store(data, metadata)
+    assert codec == CODEC_ZSTD
+    for end in (0, 5, 12, 20):
+        with pytest.raises(DataError):
+            metadata_in(stored[:end], codec, size, LSN)
 
 
 def test_sizes_that_do_not_add_up_are_refused() -> None:

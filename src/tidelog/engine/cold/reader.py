@@ -4,7 +4,7 @@
 
 Invariants
 - Every returned value has the checksum of its cell. Bytes that fail it are fetched once more, then from the other
-  copies; if none is good, the error names the object and the byte of the first. Only `head` returns less than a value.
+  copies; if none is good, the error names the object and the byte of the first. Only `metadata` reads less than a value.
 - A single read is one range request for exactly the value (a block of about 1 MiB where objects are compressed). If the
   record was dropped it is two: the index of compacted data is read first.
 - Concurrent reads of the same value share one request, and those of one object that of its header.
@@ -55,7 +55,7 @@ from tidelog.engine.sst.value_file import Reference, check_value_file, reference
 from tidelog.engine.value_files import OpenValue
 from tidelog.engine.wal.replay import ShippedLog
 from tidelog.engine.wal.scan_values import Group, Places, ScannedRows
-from tidelog.engine.wal.value import CODEC_FILE, decode_value, stored_again
+from tidelog.engine.wal.value import CODEC_FILE, beginning_bytes, decode_value, metadata_in, stored_again
 from tidelog.errors import CorruptionError, DataError, GapError, NotFoundError, OtherLogError, RetryError, TidelogError
 from tidelog.store.keys import EngineKeys
 from tidelog.store.object_store import ObjectStore
@@ -197,19 +197,20 @@ class ColdReader:
         self._read_seconds.add(time.perf_counter() - began)
         return value
 
-    def head(self, cell: Cell, head_bytes: int) -> bytes | None:
-        """The beginning of an uncompressed value, which the checksum cannot verify without the rest; None where it does
-        not lie in the store as it is.
+    def metadata(self, cell: Cell) -> dict[str, Any] | None:
+        """The metadata of a value by its beginning, which the checksum cannot verify without the rest; None where it
+        does not lie in the store by itself, as in objects of compressed blocks.
         """
-        stored = self._cache.get(cell.position, cell.stored_bytes)
-        if stored is not None:
-            return bytes(stored[:head_bytes])
+        cached = self._from_cache(cell)
+        if cached is not None:
+            return cached[1]
         span = self._span_of(cell, 0, None)
-        if span is None or (span.codec, span.stored_bytes) != (cell.codec, cell.stored_bytes):
+        if span is None:
             return None
-        head = bytes(CountedSource(self.store, self._count_request).read_range(span.key, span.byte, head_bytes))
-        self.used(len(head))
-        return head if len(head) == head_bytes else None
+        length = beginning_bytes(span.codec, span.stored_bytes, cell.size)
+        beginning = CountedSource(self.store, self._count_request).read_range(span.key, span.byte, max(0, length))
+        self.used(len(beginning))
+        return metadata_in(beginning, span.codec, cell.size, cell.lsn)
 
     def read_many(self, cells: Sequence[Cell]) -> list[Value | None]:
         """Returns data and metadata for each cell, None for a deletion. Values that lie near each other come with one

@@ -47,6 +47,8 @@ CODEC_FILE: Final = 2
 MAX_VALUE_BYTES: Final = 4 + MAX_METADATA_BYTES + MAX_DATA_BYTES
 # Below this size, the overhead of a zstd frame outweighs its gain.
 _MIN_COMPRESSED_BYTES = 64
+# The header of a frame, and its first block at its largest, with its own header.
+_FIRST_BLOCK_BYTES = 18 + 3 + (128 << 10)
 
 _LENGTH = struct.Struct("<I")
 LENGTH_BYTES: Final = _LENGTH.size
@@ -130,6 +132,25 @@ def _with_metadata(value: Buffer, size: int, lsn: int) -> tuple[bytes, dict[str,
     return bytes(value[start:]), decode_metadata(value[:start], lsn)
 
 
+def beginning_bytes(codec: int, stored_bytes: int, size: int) -> int:
+    """How much of a stored value has what is before its data: exactly that much, or the first block of a zstd frame."""
+    return stored_bytes - size if codec == CODEC_NONE else min(stored_bytes, _FIRST_BLOCK_BYTES)
+
+
+def metadata_in(beginning: Buffer, codec: int, size: int, lsn: int) -> dict[str, Any]:
+    """Decodes the metadata of a value from the beginning of its stored form; DataError if that is not enough for it.
+    No checksum covers it without the rest.
+    """
+    if codec == CODEC_NONE:
+        return decode_metadata(beginning, lsn)
+    try:
+        head_bytes = _content_bytes(beginning, codec, size, lsn) - size
+        with _decompressor().stream_reader(beginning) as reader:
+            return decode_metadata(reader.read(head_bytes) if head_bytes > 0 else b"", lsn)
+    except zstandard.ZstdError as error:
+        raise _unreadable(error, lsn) from error
+
+
 def decode_metadata(head: Buffer, lsn: int) -> dict[str, Any]:
     """Decodes the metadata from the part of a value before its data; `lsn` is for the error."""
     metadata_bytes = _LENGTH.unpack_from(head)[0] if len(head) >= LENGTH_BYTES else 0
@@ -143,15 +164,25 @@ def decode_metadata(head: Buffer, lsn: int) -> dict[str, Any]:
 
 def decompressed(stored: Buffer, codec: int, size: int, lsn: int) -> bytes:
     """Decompresses a value. The size that it states is checked against that of its data before memory is allocated."""
-    if codec != CODEC_ZSTD:
-        raise DataError(f"value has unknown codec {codec}, LSN {lsn}")
     try:
-        content_bytes = zstandard.frame_content_size(stored)
-        if not 4 <= content_bytes <= min(4 + MAX_METADATA_BYTES + size, MAX_VALUE_BYTES):
-            raise DataError(f"compressed value has an impossible size of {content_bytes} bytes, LSN {lsn}")
+        content_bytes = _content_bytes(stored, codec, size, lsn)
         return _decompressor().decompress(stored, max_output_size=content_bytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise DataError(f"a compressed value cannot be read, LSN {lsn}: {error}") from error
+        raise _unreadable(error, lsn) from error
+
+
+def _content_bytes(stored: Buffer, codec: int, size: int, lsn: int) -> int:
+    """The size that a compressed value states, checked against that of its data."""
+    if codec != CODEC_ZSTD:
+        raise DataError(f"value has unknown codec {codec}, LSN {lsn}")
+    content_bytes = zstandard.frame_content_size(stored)
+    if not 4 <= content_bytes <= min(4 + MAX_METADATA_BYTES + size, MAX_VALUE_BYTES):
+        raise DataError(f"compressed value has an impossible size of {content_bytes} bytes, LSN {lsn}")
+    return content_bytes
+
+
+def _unreadable(error: zstandard.ZstdError, lsn: int) -> DataError:
+    return DataError(f"a compressed value cannot be read, LSN {lsn}: {error}")
 
 
 def _compressor(level: int) -> zstandard.ZstdCompressor:
