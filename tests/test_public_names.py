@@ -52,6 +52,9 @@ ATTRIBUTES = {
         flush flush_async lag lag_async nack nack_async name open receive receive_async receive_many
         receive_many_async seek seek_async unsubscribe unsubscribe_async
     """,
+    "AsyncObjectFile": """
+        close closed metadata read seek seq size tell tier
+    """,
     "AsyncScan": """
         aclose seek
     """,

@@ -93,7 +93,7 @@ if TYPE_CHECKING:
         StoredObject,
         VersionInfo,
     )
-    from tidelog.engine.object_file import ObjectFile
+    from tidelog.engine.object_file import AsyncObjectFile, ObjectFile
     from tidelog.engine.orchestrator.base import Orchestrator, drive
     from tidelog.engine.orchestrator.topic import TopicOrchestrator
     from tidelog.engine.reader import EngineReader
@@ -116,6 +116,7 @@ __version__ = "0.1.0"
 # Without `open`: `from tidelog import *` must not replace Python's own.
 __all__ = [
     "AccessDeniedError",
+    "AsyncObjectFile",
     "AsyncScan",
     "BackpressureError",
     "Batch",
@@ -218,7 +219,7 @@ _LATER = {
         *("Batch", "CopyObject", "CreateBucket", "DeleteBucket", "DeleteObject", "PutObject"),
         *("ObjectInfo", "ObjectStat", "Result", "ScannedObject", "StoredObject", "VersionInfo"),
     ),
-    "tidelog.engine.object_file": ("ObjectFile",),
+    "tidelog.engine.object_file": ("AsyncObjectFile", "ObjectFile"),
     "tidelog.engine.orchestrator.base": ("Orchestrator", "drive"),
     "tidelog.engine.orchestrator.topic": ("TopicOrchestrator",),
     "tidelog.engine.reader": ("EngineReader",),

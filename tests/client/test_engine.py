@@ -116,7 +116,12 @@ def test_streams_go_in_and_out_in_pieces(engine: RemoteEngine, tmp_path: Path) -
         assert (opened.size, opened.metadata, opened.seq, opened.tier) == (len(data), {"n": 1}, 2, "hot")
         assert (opened.seek(-300, 2), opened.read()) == (len(data) - 300, data[-300:])
         assert (opened.seek(0), opened.read() == data) == (0, True)
-    assert asyncio.run(engine.open_object_async("b", "k")).read() == b"new"
+
+    async def in_task() -> tuple[bytes, list[bytes]]:
+        async with await engine.open_object_async("b", "k") as file:
+            return await file.read(2), [piece async for piece in file]
+
+    assert asyncio.run(in_task()) == (b"ne", [b"w"])
 
     def breaks() -> Iterator[bytes]:
         yield data[: 5 << 20]

@@ -19,6 +19,7 @@ from tidelog.cold.catalog import Catalog, Descriptor
 from tidelog.cold.fetch import ColdReadCounters, Fetcher, FetchSettings, Neighbours, Window
 from tidelog.engine.cold.log_objects import CheckedHeaders, ColdObjects
 from tidelog.engine.entry import CreateBucket, PutObject
+from tidelog.errors import ClosedError
 from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.store.scheduler import DaemonPool
 from tidelog.testing import FaultyStore
@@ -109,8 +110,8 @@ def test_tasks_that_read_cold_values_hold_up_no_other_task(node: EngineNode, han
         for seq in range(100, 140):
             assert (await engine.read_async("b", "hot")).tier == "hot"
             assert (await engine.read_async("b", "hot", offset=497, length=9)).data == b"h" * 3
-            with await engine.open_object_async("b", "hot") as opened:
-                assert (opened.tier, opened.read()) == ("hot", b"h" * 500)
+            async with await engine.open_object_async("b", "hot") as opened:
+                assert (opened.tier, await opened.read()) == ("hot", b"h" * 500)
             assert [one.data async for one in engine.scan_async("b", prefix="hot", with_values=True)] == [b"h" * 500]
             assert (await all_of(engine.changes_async(hot_seq, with_values=True)))[0].seq == hot_seq
             assert (await engine.stat_async("b", "hot")).size == 500
@@ -126,8 +127,8 @@ def test_tasks_that_read_cold_values_hold_up_no_other_task(node: EngineNode, han
         hanging.end()
         assert [(await task).data for task in parts] == [b"c" * 499] * len(keys)
         for task in opened_ones:
-            with await task as opened:
-                assert opened.read() == b"c" * 500
+            async with await task as opened:
+                assert await opened.read() == b"c" * 500
         assert [one.data for one in await scanned if one.key.startswith("cold")] == [b"c" * 500] * len(COLD_KEYS)
         assert (await changed)[: len(applied)] == applied
         assert [(await task).data for task in cold] == [b"c" * 500] * len(keys)
@@ -326,3 +327,37 @@ def test_many_cold_reads_at_once_ask_the_catalog_once_for_each_object(
         found = [one.result(LIMIT_SECONDS) for one in finds]
         assert [one and one.descriptor for one in found] == [one for one in shipped for _ in range(3)]
         assert sorted(asked) == sorted(keys)
+
+
+def test_tasks_that_read_cold_values_by_pieces_leave_the_event_loop_free(hanging: Hanging) -> None:
+    """Opened objects and values of the change feed blocked it. A file whose read was cancelled is closed at once."""
+    data = bytes(range(250)) * 20
+    with EngineNode(new_store(), local_retention_bytes=0, large_value_bytes=1024, disk_cache_bytes=0).open() as node:
+        node.apply_these([(1, CreateBucket("b")), (2, PutObject("b", "k", data))])
+        node.ship_all()
+        engine = node.engine
+        assert isinstance(node.objects, FaultyStore)
+        store = node.objects
+
+        async def play() -> None:
+            file = await engine.open_object_async("b", "k")
+            assert file.tier == "cold"
+            (change,) = await all_of(engine.changes_async(2, with_values=True))
+            store.on_request = hanging
+            reading = asyncio.create_task(file.read())
+            feeding = asyncio.create_task(anext(change.entry.data))
+            await asyncio.to_thread(hanging.wait_for, 2)
+            assert (await engine.stat_async("b", "k")).size == len(data)
+            assert not reading.done()
+            assert not feeding.done()
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            await file.close()
+            with pytest.raises(ClosedError):
+                await file.read()
+            hanging.end()
+            assert await feeding == data
+            assert [piece async for piece in change.entry.data] == []
+
+        asyncio.run(asyncio.wait_for(play(), LIMIT_SECONDS))

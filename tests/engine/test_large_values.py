@@ -5,6 +5,7 @@ Kills at every call of disk and store are in tests/crash and test_shipping_crash
 
 from __future__ import annotations
 
+import asyncio
 import io
 import random
 from collections.abc import Iterator
@@ -14,12 +15,20 @@ from typing import Any
 import pytest
 from tests.engine.engines import WITH_VALUE_FILES, assert_same, open_local
 from tests.engine.stations import DIRECTORY, KEYS, EngineNode, new_store, successor, use_replica
+from tests.log.workbench import LIMIT_SECONDS
 
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteObject, PutObject, packed_metadata
 from tidelog.engine.sst.value_file import BLOCK_BYTES
 from tidelog.engine.txn.read_set import encode_entry
-from tidelog.errors import CorruptionError, DiskFullError, InputError, NotFoundError, StoreUnavailableError
+from tidelog.errors import (
+    ClosedError,
+    CorruptionError,
+    DiskFullError,
+    InputError,
+    NotFoundError,
+    StoreUnavailableError,
+)
 from tidelog.testing import FaultyFiles, FaultyStore
 
 # Without the cache on the disk: a large value that was read twice comes back there when there is time for it.
@@ -378,3 +387,39 @@ def test_streams_cannot_be_carried_by_a_log(node: EngineNode) -> None:
         encode_entry(PutObject("b", "k", io.BytesIO(b"x")))
     with node.engine.transaction() as transaction, pytest.raises(InputError, match="a transaction puts bytes"):
         transaction.put("b", "k", io.BytesIO(b"x"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tier", ["hot", "cold"])
+def test_a_task_reads_an_object_as_a_file(tier: str) -> None:
+    """By pieces, from anywhere, on this disk and in the store; and so it reads the data of a change."""
+    data = bytes(range(256)) * (36 << 10)
+    settings = {**SETTINGS, "local_retention_bytes": 0 if tier == "cold" else 1 << 30}
+    with EngineNode(new_store(), **settings).open() as node:
+        node.apply_these([(1, CreateBucket("b")), (2, PutObject("b", "k", data, {"n": 1}))])
+        node.ship_all()
+        engine = node.engine
+
+        async def play() -> None:
+            async with await engine.open_object_async("b", "k") as file:
+                assert (file.size, file.metadata, file.seq, file.tier) == (len(data), {"n": 1}, 2, tier)
+                assert (await file.read(10), await file.tell()) == (data[:10], 10)
+                assert await file.seek(-300, 2) == len(data) - 300
+                assert await file.read() == data[-300:]
+                assert await file.read() == b""
+                await file.seek(5)
+                pieces = [piece async for piece in file]
+                assert (b"".join(pieces) == data[5:], len(pieces)) == (True, 3)
+                with pytest.raises(InputError, match="before the beginning"):
+                    await file.seek(-1)
+            assert file.closed
+            await file.close()
+            with pytest.raises(ClosedError):
+                await file.seek(0)
+            changes = [change async for change in engine.changes_async(2, with_values=True)]
+            taken = [piece async for piece in changes[0].entry.data]
+            assert (b"".join(taken) == data, len(taken)) == (True, 3)
+            changes = [change async for change in engine.changes_async(2, with_values=True)]
+            assert (await engine.apply_async(3, PutObject("b", "copy", changes[0].entry.data))).applied
+
+        asyncio.run(asyncio.wait_for(play(), LIMIT_SECONDS))
+        assert engine.read("b", "copy").data == data

@@ -40,7 +40,7 @@ from tidelog.engine.entry import (
     VersionInfo,
     pieces_of,
 )
-from tidelog.engine.object_file import SeekableObject
+from tidelog.engine.object_file import AsyncObjectFile, SeekableObject
 from tidelog.engine.sst.value_file import PIECE_BYTES
 from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedError
 from tidelog.findings import VerifyReport
@@ -316,9 +316,11 @@ class RemoteEngine:
             raise _replaced(bucket, key, version)
         return min((seq - 1 for seq in seqs if seq > version), default=None)
 
-    async def open_object_async(self, bucket: str, key: str, seq: int | None = None) -> RemoteObject:
-        """Like `open_object`, without blocking the event loop. Its own calls block."""
-        return await asyncio.to_thread(self.open_object, bucket, key, seq)
+    async def open_object_async(self, bucket: str, key: str, seq: int | None = None) -> AsyncObjectFile:
+        """Like `open_object`, without blocking the event loop: each call on it is awaited, and so is each step of
+        `async for`, which yields pieces.
+        """
+        return AsyncObjectFile(await asyncio.to_thread(self.open_object, bucket, key, seq), asyncio.to_thread)
 
     read, read_async = both(_read)
     stat, stat_async = both(_stat)

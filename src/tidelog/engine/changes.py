@@ -121,9 +121,18 @@ class Feed:
     """One reader of changes. For one thread at a time."""
 
     def __init__(
-        self, log: FeedLog, start_seq: int, *, prefix: str, with_values: bool, committed: bool, up_to: int | None
+        self,
+        log: FeedLog,
+        tasks: Lazy[TaskThreads],
+        start_seq: int,
+        *,
+        prefix: str,
+        with_values: bool,
+        committed: bool,
+        up_to: int | None,
     ) -> None:
         self._log = log
+        self._tasks = tasks
         self._next_seq = start_seq
         self._next_lsn: int | None = None
         """No entry that is still to come begins before it; None while that is not known."""
@@ -213,15 +222,60 @@ class Feed:
             with contextlib.closing(self._log.open_value(reference)) as value:
                 if isinstance(value, ColdValue) and not self._may_wait:
                     raise _NotHereError
-                return PutObject(record.bucket, record.key, _pieces(self._log, reference), value.metadata())
+                return PutObject(
+                    record.bucket, record.key, ValuePieces(self._log, reference, self._tasks), value.metadata()
+                )
         return operation_of(record, lsn)
 
 
-def _pieces(log: FeedLog, reference: Reference) -> Iterator[bytes]:
-    """The data of a value file, read when it is asked for."""
-    with contextlib.closing(log.open_value(reference)) as value:
-        for offset in range(0, reference.name.size, PIECE_BYTES):
-            yield value.data(offset, PIECE_BYTES)
+class ValuePieces(Iterator[bytes], AsyncIterator[bytes]):
+    """The data of a put that has a file of its own, read when it is asked for, once: by `for`, or by a task with
+    `async for`, which leaves the event loop free.
+    """
+
+    def __init__(self, log: FeedLog, reference: Reference, tasks: Lazy[TaskThreads]) -> None:
+        self._log = log
+        self._reference = reference
+        self._tasks = tasks
+        self._value: OpenValue | ColdValue | None = None
+        self._offset = 0
+
+    def _opened(self) -> OpenValue | ColdValue:
+        if self._value is None:
+            self._value = self._log.open_value(self._reference)
+        return self._value
+
+    def _next_piece(self) -> bytes:
+        """Empty at the end."""
+        if self._offset >= self._reference.name.size:
+            self.close()
+            return b""
+        piece = self._opened().data(self._offset, PIECE_BYTES)
+        self._offset += PIECE_BYTES
+        return piece
+
+    def __next__(self) -> bytes:
+        piece = self._next_piece()
+        if not piece:
+            raise StopIteration
+        return piece
+
+    async def __anext__(self) -> bytes:
+        if self._offset >= self._reference.name.size:
+            self.close()
+            raise StopAsyncIteration
+        tasks = self._tasks()
+        is_cold = isinstance(await tasks.read(self._opened), ColdValue)
+        return await (tasks.read_cold if is_cold else tasks.read)(self._next_piece)
+
+    def close(self) -> None:
+        """Nobody wants the rest."""
+        value, self._value, self._offset = self._value, None, self._reference.name.size
+        if value is not None:
+            value.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def _change(records: list[OperationRecord], parts: list[Operation]) -> Change:
@@ -417,7 +471,7 @@ class ChangeCalls:
 
         `committed` stays at or below `low_water_mark`: that is never rolled back. `prefix` selects entries that write
         objects whose "bucket/key" starts with it. Puts have data and metadata with `with_values`, otherwise none; data
-        that has a file of its own (`large_value_bytes`) is an iterator of bytes.
+        that has a file of its own (`large_value_bytes`) is an iterator of bytes, for tasks an asynchronous one too.
         If what was yielded is rolled back, the feed ends with ConflictError; GapError if the log does not reach back.
         """
         feed = self._feed(start_seq, follow=follow, prefix=prefix, with_values=with_values, committed=committed)
@@ -459,7 +513,8 @@ class ChangeCalls:
         checked_seq(start_seq, least=0)
         check_text("prefix", prefix)
         up_to = None if follow else log.marks.applied_seq
-        return Feed(log, max(1, start_seq), prefix=prefix, with_values=with_values, committed=committed, up_to=up_to)
+        how: dict[str, Any] = {"prefix": prefix, "with_values": with_values, "committed": committed, "up_to": up_to}
+        return Feed(log, self._tasks, max(1, start_seq), **how)
 
 
 def _followed(feed: Feed, news: News) -> Iterator[Change]:

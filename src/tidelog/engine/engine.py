@@ -46,7 +46,7 @@ from tidelog.engine.entry import Entry, ObjectStat, Result, StoredObject
 from tidelog.engine.maintenance import ColdTier, Maintenance
 from tidelog.engine.mvcc.applier import Replayed
 from tidelog.engine.mvcc.cells import MAX_SEQ
-from tidelog.engine.object_file import ObjectFile
+from tidelog.engine.object_file import AsyncObjectFile
 from tidelog.engine.orchestrator.base import Turn
 from tidelog.engine.reads import EngineStat, News, Standing, checked_entries, checked_seq
 from tidelog.engine.recovery.recovery import RecoveryReport
@@ -379,8 +379,10 @@ class Engine(EnginePrefetch, ChangeCalls, GarbageCalls, CompactionCalls, ClosedA
     scan_async = twin_by(EngineScans.scan, _scan_in_task)
 
     @twin_of(EngineStat.open_object)
-    async def open_object_async(self, bucket: str, key: str, seq: int | None = None) -> ObjectFile:
-        return await reading_here_or_cold(self, lambda may_wait: self._open_object(bucket, key, seq, may_wait=may_wait))
+    async def open_object_async(self, bucket: str, key: str, seq: int | None = None) -> AsyncObjectFile:
+        """Each call on it is awaited, and so is each step of `async for`, which yields pieces."""
+        file = await reading_here_or_cold(self, lambda may_wait: self._open_object(bucket, key, seq, may_wait=may_wait))
+        return AsyncObjectFile(file, partial(reading if file.tier == "hot" else reading_cold, self))
 
     prefetch_async = twin(EnginePrefetch.prefetch, reading_cold)
     has_bucket_async = twin(EngineStat.has_bucket, reading)

@@ -2,6 +2,7 @@
 
     ObjectFile (buffered, seekable) -> value file on this disk, or ranges of it in the store, the next ones ahead
                                     -> the value in memory, where it has no file of its own: it is small
+    AsyncObjectFile (for tasks)     -> such a file object, which threads read
 
 Invariants
 - It shows one version of the object: its seq is pinned until it is closed. If that is rolled back, reading ends with
@@ -12,20 +13,24 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, Protocol
+from threading import Lock
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
 
 from tidelog.engine.entry import MetadataValue, Tier
 from tidelog.engine.mvcc.retention import Pin
 from tidelog.engine.sst.value_file import PIECE_BYTES
-from tidelog.errors import InputError
+from tidelog.errors import ClosedError, InputError
 
 _BUFFER_BYTES = 256 << 10
 _AHEAD = 4
 
+Answer = TypeVar("Answer")
 ReadData = Callable[[int, int], bytes | memoryview]
 """Data from an offset on, of at most so many bytes."""
 
@@ -102,6 +107,103 @@ class ObjectFile(io.BufferedReader):
         self.metadata = metadata
         self.seq = seq
         self.tier = tier
+
+
+class OpenFile(Protocol):
+    """An object that is open for reading: `ObjectFile`, or that of a server."""
+
+    size: int
+    metadata: dict[str, MetadataValue]
+    seq: int
+    tier: Tier
+
+    def read(self, size: int | None = -1, /) -> bytes: ...
+
+    def seek(self, offset: int, whence: int = 0, /) -> int: ...
+
+    def tell(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class InThread(Protocol):
+    """Has a thread do the work of a call."""
+
+    def __call__(self, call: Callable[[], Answer], /) -> Coroutine[Any, Any, Answer]: ...
+
+
+class AsyncObjectFile(AsyncIterator[bytes]):
+    """An object that a task reads like a file, with its `size`, `metadata`, `seq` and `tier`. Close it, or use
+    `async with`. `async for` yields what is left of it in pieces of up to 4 MiB. For one task at a time.
+    """
+
+    def __init__(self, file: OpenFile, run: InThread) -> None:
+        self._file = file
+        self._run = run
+        self._calling = Lock()
+        self._closing: asyncio.Future[None] | None = None
+        self.size = file.size
+        self.metadata = file.metadata
+        self.seq = file.seq
+        self.tier = file.tier
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closing is not None
+
+    async def read(self, size: int | None = -1) -> bytes:
+        """Returns so many bytes from where it stands, fewer only at the end; all that is left by default."""
+        return await self._called(lambda: self._file.read(size))
+
+    async def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Goes to a byte, counted from the beginning (0), from where it stands (1) or from the end (2); returns it."""
+        return await self._called(lambda: self._file.seek(offset, whence))
+
+    async def tell(self) -> int:
+        """Returns where it stands."""
+        return await self._called(self._file.tell)
+
+    async def close(self) -> None:
+        """Closes it. Idempotent. After a read that was cancelled it does not wait for what that waits for."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._closed())
+            if not self._calling.locked():
+                await self._closing
+
+    async def _closed(self) -> None:
+        try:
+            await self._run(self._close_now)
+        except ClosedError:  # with the engine, whose threads are gone
+            self._close_now()
+
+    def _close_now(self) -> None:
+        with self._calling:
+            self._file.close()
+
+    async def _called(self, call: Callable[[], Answer]) -> Answer:
+        if self._closing is not None:
+            raise ClosedError("the object is closed", hint="Open it again")
+
+        def locked() -> Answer:
+            with self._calling:
+                return call()
+
+        return await self._run(locked)
+
+    async def __anext__(self) -> bytes:
+        piece = await self.read(PIECE_BYTES)
+        if not piece:
+            raise StopAsyncIteration
+        return piece
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
 
 
 class ColdPieces(Protocol):

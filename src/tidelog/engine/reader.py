@@ -19,6 +19,7 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import msgspec
@@ -31,6 +32,7 @@ from tidelog.engine.cold.reader import ColdReader, ColdStatistics
 from tidelog.engine.engine import Engine
 from tidelog.engine.follower import StoreFollower
 from tidelog.engine.mvcc.retention import forgotten
+from tidelog.engine.object_file import AsyncObjectFile
 from tidelog.engine.reads import EngineStat, News
 from tidelog.engine.scan import EngineScans
 from tidelog.engine.scan_iterator import AsyncScan
@@ -156,10 +158,15 @@ class EngineReader(OnlyRead, EngineScans, ChangeCalls, ClosedAtExit):
     # Reading, in tasks. Every read may wait for the store, and has threads of its own.
 
     read_async = twin(EngineStat.read, reading_cold)
-    open_object_async = twin(EngineStat.open_object, reading_cold)
     stat_async = twin(EngineStat.stat, reading_cold)
     has_bucket_async = twin(EngineStat.has_bucket, reading_cold)
     find_object_async = twin(EngineStat.find_object, reading_cold)
+
+    @twin_of(EngineStat.open_object)
+    async def open_object_async(self, bucket: str, key: str, seq: int | None = None) -> AsyncObjectFile:
+        """Each call on it is awaited, and so is each step of `async for`, which yields pieces."""
+        file = await reading_cold(self, lambda: self.open_object(bucket, key, seq))
+        return AsyncObjectFile(file, partial(reading_cold, self))
 
     def _scan_in_task(self, *args: Any, **kwargs: Any) -> AsyncScan:
         return AsyncScan(lambda: self.scan(*args, **kwargs), lambda take: reading_cold(self, lambda: take(True) or []))

@@ -110,7 +110,9 @@ def test_random_bytes_are_refused(stored: bytes, codec: int, size: int) -> None:
 
 
 @given(st.integers(0, 400_000), METADATA, st.sampled_from(["none", "zstd"]), st.integers(0, 1))
-def test_metadata_is_read_from_the_beginning_of_a_value(size: int, metadata: dict[str, Any], how: Any, part: int) -> None:
+def test_metadata_is_read_from_the_beginning_of_a_value(
+    size: int, metadata: dict[str, Any], how: Any, part: int
+) -> None:
     """Of data that compresses well, and of data that does not."""
     data = b"compresses well" * (size // 15) if part else random.Random(size).randbytes(size)
     stored, codec, size, _ = ValueEncoder(how).store(data, metadata)

@@ -4,7 +4,7 @@
 
 Invariants
 - Every returned value has the checksum of its cell. Bytes that fail it are fetched once more, then from the other
-  copies; if none is good, the error names the object and the byte of the first. Only `metadata` reads less than a value.
+  copies; if none is good, the error names the object and the byte of the first. Only `metadata` reads less.
 - A single read is one range request for exactly the value (a block of about 1 MiB where objects are compressed). If the
   record was dropped it is two: the index of compacted data is read first.
 - Concurrent reads of the same value share one request, and those of one object that of its header.

@@ -474,7 +474,7 @@ async def read_object(call: Call) -> Reply:
             (first, length), status = part, HTTPStatus.PARTIAL_CONTENT
             headers += (("content-range", f"bytes {first}-{first + length - 1}/{size}"),)
     except BaseException:
-        file.close()
+        await file.close()
         raise
     return Reply(pieces_of(file, first, length), BYTES, status, headers, length)
 

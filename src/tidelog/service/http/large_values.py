@@ -20,11 +20,11 @@ import msgspec
 
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import MAX_STREAM_BYTES, PutObject, Result
-from tidelog.engine.object_file import ObjectFile
+from tidelog.engine.object_file import AsyncObjectFile
 from tidelog.errors import DataError
 from tidelog.service.http.call import Call
 from tidelog.service.http.problems import HttpError
-from tidelog.store.scheduler import in_store_thread, in_thread
+from tidelog.store.scheduler import in_thread
 
 WHOLE_BYTES = 4 << 20
 """What has no more than this is held in memory, and takes fewer steps."""
@@ -101,16 +101,13 @@ def asked_range(header: str | None, size: int) -> tuple[int, int] | None:
     return first, last - first + 1
 
 
-async def pieces_of(file: ObjectFile, first: int, length: int) -> AsyncGenerator[bytes, None]:
+async def pieces_of(file: AsyncObjectFile, first: int, length: int) -> AsyncGenerator[bytes, None]:
     """So many bytes of an open object, which is closed at the end."""
-    run = asyncio.to_thread if file.tier == "hot" else in_store_thread
-    try:
-        await run(file.seek, first)
+    async with file:
+        await file.seek(first)
         while length:
-            piece = await run(file.read, min(length, _PIECE_BYTES))
+            piece = await file.read(min(length, _PIECE_BYTES))
             if not piece:
                 raise DataError("an object ends before its size")
             length -= len(piece)
             yield piece
-    finally:
-        file.close()
