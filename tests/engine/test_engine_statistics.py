@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 
 import pytest
 from tests.engine.engines import open_local
-from tests.engine.stations import EngineNode, new_store
+from tests.engine.stations import DIRECTORY, EngineNode, new_store
 
 from tidelog.clock import Stopwatch
 from tidelog.engine.engine import EngineStatistics
 from tidelog.engine.entry import CreateBucket, PutObject
+from tidelog.engine.settings import EngineSettings
+from tidelog.testing import FaultyFiles
 
 # What has to be watched, and where it is.
 METRICS = {
@@ -183,3 +186,29 @@ def test_lag_of_the_low_water_mark_is_apart_from_that_of_the_store() -> None:
         found = engine.statistics()
         assert found.shipping is not None
         assert (found.low_water_lag_seconds, found.shipping.lag_seconds) == (0, 0)
+
+
+def test_half_of_the_log_is_in_use_after_overwrites() -> None:
+    """With `keep_versions=1`, however often objects are overwritten, once collections have settled: as it says itself,
+    and measured on the disk.
+    """
+    settings = EngineSettings(keep_versions=1, inline_value_bytes=0, rotate_max_bytes=128 << 10)
+    choose, keys, seq = random.Random(1), 300, 1
+    with open_local(DIRECTORY, FaultyFiles(), settings) as engine:
+        engine.apply(1, CreateBucket("b"))
+        for _ in range(10):
+            numbers = [min(choose.randrange(keys), choose.randrange(keys)) for _ in range(300)]
+            puts = [PutObject("b", f"k{number:03}", choose.randbytes(6000)) for number in numbers]
+            engine.apply_many(list(enumerate(puts, seq + 1)))
+            seq += len(puts)
+            engine.update_low_water_mark(seq)
+            engine.collect_garbage()
+        digest = engine.digest()
+        for _ in range(4):
+            engine.collect_garbage()
+        garbage = engine.statistics().garbage
+        assert garbage is not None
+        assert garbage.live_bytes / (garbage.live_bytes + garbage.dead_bytes) > 0.5, garbage
+        live_bytes = sum(one.size for one in engine.list_objects("b"))
+        assert live_bytes <= engine.statistics().hot_tier_bytes < 2 * live_bytes
+        assert engine.digest() == digest

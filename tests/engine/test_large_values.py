@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.engine.engines import WITH_VALUE_FILES, assert_same, open_local
 from tests.engine.stations import DIRECTORY, KEYS, EngineNode, new_store, successor, use_replica
 from tests.log.workbench import LIMIT_SECONDS
 
+from tidelog.engine import value_files
 from tidelog.engine.engine import Engine
 from tidelog.engine.entry import Batch, CopyObject, CreateBucket, DeleteObject, PutObject, packed_metadata
 from tidelog.engine.sst.value_file import BLOCK_BYTES
@@ -102,6 +104,27 @@ def test_short_stream_is_an_ordinary_value(tmp_path: Path) -> None:
         engine.apply_many([(1, CreateBucket("b")), (2, PutObject("b", "k", iter([b"a" * 1000, b"", b"b" * 24])))])
         assert engine.read("b", "k").data == b"a" * 1000 + b"b" * 24
         assert names(engine) == []
+
+
+@pytest.mark.parametrize("make", [bytes, io.BytesIO, lambda data: pieces(data, 70_001)])
+def test_data_of_more_than_the_limit_is_refused_and_leaves_nothing(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit itself is accepted; it is 5 GiB, and 1 MiB here."""
+    monkeypatch.setattr(value_files, "MAX_STREAM_BYTES", 1 << 20)
+    most = random.Random("limit").randbytes(1 << 20)
+    with open_local(tmp_path, settings=WITH_VALUE_FILES) as engine:
+        engine.apply_many([(1, CreateBucket("b")), (2, PutObject("b", "k", make(most)))])
+        before, digest = names(engine), engine.digest()
+        entries = [(3, PutObject("b", "small", b"s")), (4, PutObject("b", "k", make(most + b"x")))]
+        for refused in (entries, entries[1:]):
+            with pytest.raises(InputError, match="more than 1048576 bytes; put it into several objects"):
+                engine.apply_many([(seq, msgspec.structs.replace(put, data=make(most + b"x"))) for seq, put in refused])
+            assert (names(engine), engine.digest(), engine.applied_seq) == (before, digest, 2)
+        assert sorted(path.name for path in (tmp_path / "values").iterdir()) == [str(name) for name in before]
+        assert engine.apply(3, PutObject("b", "k", make(most[:-1]))).applied
+        assert engine.read("b", "k").data == most[:-1]
+        assert engine.read("b", "k", 2).data == most
 
 
 @pytest.mark.parametrize("offset", [0, 1, BLOCK_BYTES - 10, BLOCK_BYTES, 2 * BLOCK_BYTES + 12_344, len(DATA), 1 << 40])
@@ -408,18 +431,18 @@ def test_a_task_reads_an_object_as_a_file(tier: str) -> None:
                 assert await file.read() == b""
                 await file.seek(5)
                 pieces = [piece async for piece in file]
-                assert (b"".join(pieces) == data[5:], len(pieces)) == (True, 3)
+                assert (b"".join(pieces) == data[5:], len(pieces)) == (True, 9)
                 with pytest.raises(InputError, match="before the beginning"):
                     await file.seek(-1)
             assert file.closed
             await file.close()
             with pytest.raises(ClosedError):
                 await file.seek(0)
-            changes = [change async for change in engine.changes_async(2, with_values=True)]
-            taken = [piece async for piece in changes[0].entry.data]
+            puts: list[Any] = [change.entry async for change in engine.changes_async(2, with_values=True)]
+            taken = [piece async for piece in puts[0].data]
             assert (b"".join(taken) == data, len(taken)) == (True, 3)
-            changes = [change async for change in engine.changes_async(2, with_values=True)]
-            assert (await engine.apply_async(3, PutObject("b", "copy", changes[0].entry.data))).applied
+            puts = [change.entry async for change in engine.changes_async(2, with_values=True)]
+            assert (await engine.apply_async(3, PutObject("b", "copy", puts[0].data))).applied
 
         asyncio.run(asyncio.wait_for(play(), LIMIT_SECONDS))
         assert engine.read("b", "copy").data == data

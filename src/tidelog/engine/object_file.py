@@ -28,7 +28,8 @@ from tidelog.engine.sst.value_file import PIECE_BYTES
 from tidelog.errors import ClosedError, InputError
 
 _BUFFER_BYTES = 256 << 10
-_AHEAD = 4
+_AHEAD = 2
+_STEP_BYTES = 1 << 20
 
 Answer = TypeVar("Answer")
 ReadData = Callable[[int, int], bytes | memoryview]
@@ -134,7 +135,7 @@ class InThread(Protocol):
 
 class AsyncObjectFile(AsyncIterator[bytes]):
     """An object that a task reads like a file, with its `size`, `metadata`, `seq` and `tier`. Close it, or use
-    `async with`. `async for` yields what is left of it in pieces of up to 4 MiB. For one task at a time.
+    `async with`. `async for` yields what is left of it in pieces of up to 1 MiB. For one task at a time.
     """
 
     def __init__(self, file: OpenFile, run: InThread) -> None:
@@ -192,7 +193,7 @@ class AsyncObjectFile(AsyncIterator[bytes]):
         return await self._run(locked)
 
     async def __anext__(self) -> bytes:
-        piece = await self.read(PIECE_BYTES)
+        piece = await self.read(_STEP_BYTES)
         if not piece:
             raise StopAsyncIteration
         return piece
@@ -207,11 +208,11 @@ class AsyncObjectFile(AsyncIterator[bytes]):
 
 
 class ColdPieces(Protocol):
-    """A value in the store, which is fetched in pieces of `PIECE_BYTES`."""
+    """A value in the store, which is fetched in pieces of `PIECE_BYTES`, each as the views that it was verified in."""
 
-    def data(self, offset: int, length: int) -> bytes: ...
+    def pieces(self, offset: int, length: int) -> list[memoryview]: ...
 
-    def fetch(self, offset: int, length: int) -> Future[bytes]: ...
+    def fetch(self, offset: int, length: int) -> Future[list[memoryview]]: ...
 
 
 class ReadAheadValue:
@@ -223,30 +224,42 @@ class ReadAheadValue:
         self._value = value
         self._size = size
         self._end = -1
-        self._ahead: deque[tuple[int, Future[bytes]]] = deque()
-        self._piece: tuple[int, bytes] = (0, b"")
+        self._ahead: deque[tuple[int, Future[list[memoryview]]]] = deque()
+        self._begin = 0
+        self._views: list[memoryview] = []
 
     def read(self, offset: int, length: int) -> memoryview:
         """Data from an offset on, at least one byte of it if there is any."""
-        begin = offset - self._piece[0]
-        if not 0 <= begin < len(self._piece[1]):
-            self._piece, begin = (offset, self._fetched(offset, length)), 0
-        found = memoryview(self._piece[1])[begin : begin + length]
-        self._end = offset + len(found)
-        return found
+        found = self._found(offset)
+        if not found:
+            self._views = []  # before there are more of them
+            self._begin, self._views = offset, self._fetched(offset, length)
+            found = self._found(offset)
+        self._end = offset + len(found[:length])
+        return found[:length]
 
-    def _fetched(self, offset: int, length: int) -> bytes:
+    def _found(self, offset: int) -> memoryview:
+        """What is here of the data from an offset on; empty if nothing is."""
+        begin = self._begin
+        for view in self._views if offset >= begin else ():
+            if offset < begin + len(view):
+                return view[offset - begin :]
+            begin += len(view)
+        return memoryview(b"")
+
+    def _fetched(self, offset: int, length: int) -> list[memoryview]:
         if offset != self._end:
             self.forget()
-            return self._value.data(offset, length)
+            return self._value.pieces(offset, length)
         last = offset if not self._ahead else self._ahead[-1][0] + PIECE_BYTES
         while len(self._ahead) <= _AHEAD and last < self._size:
             self._ahead.append((last, self._value.fetch(last, PIECE_BYTES)))
             last += PIECE_BYTES
-        return self._ahead.popleft()[1].result() if self._ahead else b""
+        return self._ahead.popleft()[1].result() if self._ahead else []
 
     def forget(self) -> None:
-        """Nobody wants what is on its way."""
+        """Nobody wants what is here or on its way."""
+        self._views = []
         for _, one in self._ahead:
             one.cancel()
         self._ahead.clear()

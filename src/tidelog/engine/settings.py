@@ -134,8 +134,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cold_read_threads: Annotated[int, msgspec.Meta(ge=1, le=512)] = 256
     """Requests for values that have left the disk at the same time, of all scans and of all tasks. They have threads of
     their own, so that nothing else waits for a store that is slow or hangs; threads are started as they are needed. A
-    scan or a `read_many` uses a quarter of them at most, and no more than 16. Reads by threads of the program are not
-    counted: each waits for itself."""
+    scan or a `read_many` uses a quarter of them at most, and no more than 16. A synchronous `read` or `stat` by a
+    thread of the program is not counted: it makes one request at a time, so the program's threads are the bound."""
 
     open_store_wait_seconds: Annotated[float, msgspec.Meta(ge=0)] = 2
     """How long opening waits for the store. If that gives no answer by then, the engine opens without it, and claims it

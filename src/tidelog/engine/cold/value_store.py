@@ -54,7 +54,7 @@ class ColdValue:
         keys: EngineKeys,
         reference: Reference,
         copies: Callable[[], Iterator[Source]],
-        submit: Callable[[Callable[[], bytes]], Future[bytes]],
+        submit: Callable[[Callable[[], list[memoryview]]], Future[list[memoryview]]],
         on_used: Callable[[int], None],
     ) -> None:
         self._key = keys.values_prefix + str(reference.name)
@@ -78,15 +78,19 @@ class ColdValue:
 
     def data(self, offset: int, length: int) -> bytes:
         """Bytes of the data, as far as there are any."""
+        return b"".join(self.pieces(offset, length))
+
+    def pieces(self, offset: int, length: int) -> list[memoryview]:
+        """The same as it was read, without a copy."""
         self._on_used(min(length, max(0, self._reference.name.size - offset)))
-        return self._first_good(lambda value: value.data(offset, length))
+        return self._first_good(lambda value: value.pieces(offset, length))
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def fetch(self, offset: int, length: int) -> Future[bytes]:
+    def fetch(self, offset: int, length: int) -> Future[list[memoryview]]:
         """The same, by a thread that may wait for the store."""
-        return self._submit(lambda: self.data(offset, length))
+        return self._submit(lambda: self.pieces(offset, length))
 
     def _first_good(self, read: Callable[[ValueReader], _Answer]) -> _Answer:
         """If no copy is good, raises the first failure."""

@@ -207,8 +207,12 @@ class ValueReader:
 
     def data(self, offset: int, length: int) -> bytes:
         """Bytes of the data, as far as there are any."""
+        return b"".join(self.pieces(offset, length))
+
+    def pieces(self, offset: int, length: int) -> list[memoryview]:
+        """The same as it was read, without a copy."""
         stop = min(offset + length, self.reference.name.size)
-        return b"".join(self._pieces(offset, stop)) if offset < stop else b""
+        return list(self._pieces(offset, stop)) if offset < stop else []
 
     def metadata(self) -> dict[str, Any]:
         """The metadata, without a request for an object that has none."""
