@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
@@ -28,19 +29,32 @@ def sql(spark: SparkSession) -> Iterator[SparkSession]:
         spark.sql(f"DROP {kind} IF EXISTS {table.name}")
 
 
-def _make_engine(path: Path) -> None:
-    with tidelog.open_engine(path.with_name("node"), store=path.as_uri()) as engine:
+def _make_engine(path: Path, store: str | None = None, **settings: Any) -> None:
+    with tidelog.open_engine(path.with_name("node"), store=store or path.as_uri(), **settings) as engine:
         engine.apply(1, tidelog.CreateBucket("photos"))
         engine.apply_many([(seq, tidelog.PutObject("photos", f"{seq}.png", b"x" * seq)) for seq in (2, 3)])
         engine.update_low_water_mark(3)
         engine.ship()
 
 
-def test_sql_guide_runs_and_sees_new_messages(sql: SparkSession, tmp_path: Path) -> None:
-    """Whoever knows only SQL gets a table, an insert, a view that sees it, a copy, and an engine's entries."""
-    _make_engine(tmp_path / "engine")
+@pytest.mark.parametrize("place", ["directory", "bucket"])
+def test_sql_guide_runs_and_sees_new_messages(
+    sql: SparkSession, s3_server: S3Server, tmp_path: Path, place: str
+) -> None:
+    """Whoever knows only SQL gets a table, an insert, a view that sees it, a copy, and an engine's entries; in a bucket
+    too, with its keys in a file."""
+    text = GUIDE.read_text("utf-8")
+    if place == "directory":
+        _make_engine(tmp_path / "engine")
+        text = text.replace("/data/", f"{tmp_path}/")
+    else:
+        settings, keys = _settings(s3_server, tmp_path)
+        _make_engine(tmp_path / "engine", s3_server.url("sql-guide/engine"), **keys)
+        text = text.replace("file:///data/engine", s3_server.url("sql-guide/engine"))
+        text = text.replace("/data/shop", s3_server.url("sql-guide/shop"))
+        text = text.replace("OPTIONS (root", f"OPTIONS (config '{settings}', root")
     results: dict[str, list[tuple[object, ...]]] = {}
-    for block in SQL.findall(GUIDE.read_text("utf-8").replace("/data/", f"{tmp_path}/")):
+    for block in SQL.findall(text):
         for statement in filter(str.strip, block.split(";\n")):
             frame = sql.sql(statement)
             if frame.columns:
@@ -57,14 +71,21 @@ def test_sql_guide_runs_and_sees_new_messages(sql: SparkSession, tmp_path: Path)
     }
 
 
+def _settings(server: S3Server, directory: Path) -> tuple[Path, dict[str, str]]:
+    """How the bucket is reached: a file of settings, and what is in it."""
+    keys = {"endpoint": server.endpoint, "access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
+    given = {f"store_{name}": value for name, value in keys.items()}
+    file = directory / "settings.toml"
+    file.write_text("".join(f'{name} = "{value}"\n' for name, value in given.items()))
+    return file, given
+
+
 @pytest.mark.parametrize("place", ["directory", "file", "s3"])
 def test_table_is_empty_until_the_first_insert_makes_its_root(
     sql: SparkSession, s3_server: S3Server, tmp_path: Path, place: str
 ) -> None:
     """Whoever knows only SQL begins with nothing: no directory, no prefix, no topic."""
-    settings = tmp_path / "settings.toml"
-    keys = {"endpoint": s3_server.endpoint, "access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
-    settings.write_text("".join(f'store_{name} = "{value}"\n' for name, value in keys.items()))
+    settings, _ = _settings(s3_server, tmp_path)
     roots = {"directory": f"{tmp_path}/log", "file": f"file://{tmp_path}/store", "s3": s3_server.url("sql-nothing")}
     config = f", config '{settings}'" if place == "s3" else ""
     sql.sql(f"CREATE TABLE a USING tidelog OPTIONS (root '{roots[place]}', topic 'shop/a'{config})")
@@ -160,6 +181,29 @@ def test_table_is_a_stream(sql: SparkSession, tmp_path: Path) -> None:
     query = stream.writeStream.format("memory").queryName("seen").trigger(availableNow=True).start()
     query.awaitTermination()
     assert sql.sql("SELECT count(*) FROM seen").first() == (3,)
+
+
+def test_table_of_entries_is_a_stream(sql: SparkSession, tmp_path: Path) -> None:
+    """`readStream.table` over an engine, too: from the beginning, where the stream says so."""
+    _make_engine(tmp_path / "engine")
+    sql.sql(f"CREATE TABLE entries USING tidelog_entries OPTIONS (root 'file://{tmp_path}/engine')")
+    stream = sql.readStream.option("startingSeq", "2").table("entries").select("seq", "key")
+    query = stream.writeStream.format("memory").queryName("seen_entries").trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert sql.sql("SELECT seq, key FROM seen_entries ORDER BY seq").collect() == [(2, "2.png"), (3, "3.png")]
+
+
+def test_temporary_view_over_options_is_frozen_and_one_over_a_table_is_not(sql: SparkSession, tmp_path: Path) -> None:
+    """What the guide says of both, and its way around: a view of any kind over a table."""
+    options = f"OPTIONS (root '{tmp_path}/log', topic 'shop/a')"
+    sql.sql(f"CREATE TABLE a USING tidelog {options}")
+    sql.sql("INSERT INTO a (value) VALUES (X'01')")
+    sql.sql(f"CREATE TEMP VIEW frozen USING tidelog {options}")
+    sql.sql("CREATE TEMP VIEW living AS SELECT value FROM a")
+    counts = [[sql.table(name).count() for name in ("frozen", "living")]]
+    sql.sql("INSERT INTO a (value) VALUES (X'02')")
+    counts.append([sql.table(name).count() for name in ("frozen", "living")])
+    assert counts == [[1, 1], [1, 2]]
 
 
 def test_stream_that_cannot_be_says_why_in_one_line(spark: SparkSession, tmp_path: Path) -> None:

@@ -74,6 +74,60 @@ def test_options_of_kafka_are_passed_over_with_one_warning(caplog: pytest.LogCap
         parse_source_options({**given, "kafkabootstrap": "b"})
 
 
+# All options of Spark 4.3's Kafka source and sink, as its guide lists them.
+OF_SOURCE = {
+    "subscribe": "shop/orders",
+    "subscribePattern": "shop/.*",
+    "assign": '{"shop/orders": [0]}',
+    "kafka.bootstrap.servers": "broker:9092",
+    "startingTimestamp": "1000",
+    "startingOffsetsByTimestamp": '{"shop/orders": {"0": 1000}}',
+    "startingOffsets": '{"shop/orders": {"0": 23, "1": -2}}',
+    "startingOffsetsByTimestampStrategy": "latest",
+    "endingTimestamp": "1000",
+    "endingOffsetsByTimestamp": '{"shop/orders": {"0": 1000}}',
+    "endingOffsets": '{"shop/orders": {"0": 50, "1": -1}}',
+    "failOnDataLoss": "false",
+    "kafkaConsumer.pollTimeoutMs": "120000",
+    "fetchOffset.numRetries": "3",
+    "fetchOffset.retryIntervalMs": "10",
+    "maxOffsetsPerTrigger": "1000",
+    "minOffsetsPerTrigger": "10",
+    "maxTriggerDelay": "15m",
+    "minPartitions": "10",
+    "maxRecordsPerPartition": "1000",
+    "groupIdPrefix": "spark-kafka-source",
+    "kafka.group.id": "g",
+    "includeHeaders": "true",
+    "kafka.isolation.level": "read_committed",
+}
+OF_SINK = {
+    "topic": "shop/orders",
+    "kafka.bootstrap.servers": "broker:9092",
+    "includeHeaders": "true",
+    "partition.metadata.cache.ttl.ms": "60000",
+    "kafka.compression.type": "zstd",
+}
+
+
+@pytest.mark.parametrize("name", OF_SOURCE)
+def test_every_option_of_sparks_kafka_source_is_accepted(name: str) -> None:
+    """A query that is moved over needs another format and a root, and nothing else; a write passes over all of them."""
+    subscribed = {} if name in ("subscribe", "subscribePattern", "assign") else {"subscribe": "shop/orders"}
+    given = {"root": "./data", **subscribed, name: OF_SOURCE[name]}
+    for is_stream in (False, True):
+        parse_source_options(given, is_stream=is_stream)
+    parse_sink_options({**given, "topic": "shop/orders"}, is_stream=False)
+
+
+@pytest.mark.parametrize("name", OF_SINK)
+def test_every_option_of_sparks_kafka_sink_is_accepted(name: str) -> None:
+    """So is a write, and a read passes over what is for the write alone."""
+    given = {"root": "./data", "topic": "shop/orders", name: OF_SINK[name]}
+    assert parse_sink_options(given, is_stream=False).topic == "shop/orders"
+    parse_source_options(given)
+
+
 def test_options_of_kafka_that_have_a_meaning_count() -> None:
     """The isolation level of Kafka's consumers is the option isolation."""
     assert _parse(subscribe="a/b", **{"kafka.isolation.level": "read_uncommitted"}).isolation == "read_uncommitted"

@@ -580,6 +580,7 @@ _INSTEAD = {
     "kafkaconsumer.polltimeoutms": "store_request_timeout_ms",
     "fetchoffset.numretries": "store_max_retries",
     "fetchoffset.retryintervalms": "store_max_retries",
+    "partition.metadata.cache.ttl.ms": "partitions are looked up for every write",
 }
 _SECURITY = ("kafka.security.", "kafka.ssl.", "kafka.sasl.")
 
