@@ -360,7 +360,7 @@ def test_damage_in_a_blob_file_that_is_given_up_is_told_with_its_byte(codec: str
         hurt = first.blob_files[0]
         data = node.objects.get(hurt.key).data
         entry = check_blob_file(bytes(data))[-1]
-        doomed = keys[: hurt.values - 1]
+        doomed = keys[: hurt.values - 2]
         node.apply_these([(100 + number, DeleteObject("b", key)) for number, key in enumerate(doomed)])
         node.ship_all()
         node.objects.put(hurt.key, bytes(data[: entry.byte]) + b"\xff" + bytes(data[entry.byte + 1 :]))

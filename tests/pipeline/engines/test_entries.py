@@ -11,7 +11,7 @@ import pytest
 from tests.pipeline.engines.histories import History
 
 import tidelog
-from tidelog.engine.entry import CopyObject, DeleteBucket, PutObject, operations
+from tidelog.engine.entry import CopyObject, CreateBucket, DeleteBucket, DeleteObject, PutObject, operations
 from tidelog.errors import InputError, OffsetOutOfRangeError
 from tidelog.pipeline.source.entries import EntriesDataSource
 from tidelog.pipeline.source.entry_batches import as_text
@@ -53,6 +53,23 @@ def _expected(seq: int, order: int, part: Any, is_applied: bool) -> dict[str, An
         "metadata": [(name, as_text(value)) for name, value in part.metadata.items()] if has_value else None,
         "value": part.data if has_value else None,
     }
+
+
+def test_metadata_of_any_kind_is_a_map_of_texts(tmp_path: Path) -> None:
+    """Null stays null, bytes are in base64, the rest is as JSON has it; other rows have no metadata, or no value."""
+    plain = {"a": None, "b": b"\xff\0", "c": -5, "d": True, "e": "\u00e9"}
+    for more in ({}, {"f": 1.5}):
+        home = tmp_path / f"more-{len(more)}"
+        with tidelog.open_engine(home, store=f"{home.as_uri()}-store") as engine:
+            engine.apply(1, CreateBucket("b"))
+            engine.apply(2, PutObject("b", "k", b"1", {**plain, **more}))
+            engine.apply(3, PutObject("b", "k", b"2"))
+            engine.apply(4, DeleteObject("b", "k"))
+            engine.update_low_water_mark(4)
+            engine.ship()
+        rows = rows_of(f"{home.as_uri()}-store")
+        shown = [("a", None), ("b", "/wA="), ("c", "-5"), ("d", "true"), ("e", "\u00e9"), *((f, "1.5") for f in more)]
+        assert [row["metadata"] for row in rows] == [None, shown, [], None]
 
 
 @pytest.mark.parametrize("seed", range(2))
