@@ -190,10 +190,13 @@ class DevCluster:
         self.signal(name, signal.SIGTERM)
         until(lambda: name in self.missing())
 
-    def start(self, name: str, version: str | None = None) -> None:
-        """Starts a node that ended on its directory, as an operator would; of another version, if one is named."""
+    def start(self, name: str, version: str | None = None, source: Path | None = None) -> None:
+        """Starts a node on its directory, as an operator would; of another version, if one is named, or the program
+        of another source tree. A name that is new is one node more."""
         keys = SeaweedDirectory(self.directory / "s3").keys()
         environment = node_environment(self.facts["endpoint"], keys, self._lease_seconds)
+        if source is not None:
+            environment["PYTHONPATH"] = str(source / "src")
         options = ["--store", self.facts["store"], "--metadata", self.facts["metadata"]]
         process = (
             NodeProcess(name, self.directory / name, options, environment)
@@ -208,6 +211,8 @@ class DevCluster:
         if name in self._restarted:
             self._restarted[name].stop()
         self._restarted[name] = process
+        if name not in self.nodes:
+            self.facts["nodes"].append({"name": name})
         self.nodes[name].update(process.description())
 
     def stop(self) -> str:
