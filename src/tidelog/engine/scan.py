@@ -39,6 +39,8 @@ _BATCH_BYTES = 8 << 20
 _BATCHES_AHEAD = 3
 # Each is so much larger than the one before, and one more is on its way: a long scan soon has its large requests.
 _GROWTH = 4
+# Where nothing comes from the store: values that are taken while the processor's cache has them cost half.
+_HOT_BYTES = 1 << 20
 
 _ScannedAhead = tuple[ScannedRows, RowsAhead | None]
 """Rows, and their values that the store is asked for, if some are."""
@@ -121,15 +123,17 @@ class EngineScans(EngineStat):
                 yield [(one.key, one.cell.size, one.seq, one.cell.crc, *value) for one, value, _ in found]
             return
         waiting: deque[_ScannedAhead] = deque()
-        wanted, prefix, ahead = batches_of(lists, _growing(_FIRST_ROWS, _FIRST_BYTES)), objects_of(bucket)[0], 0
+        size = _BatchSize()
+        wanted, prefix, ahead = batches_of(lists, size.following()), objects_of(bucket)[0], 0
         try:
             while True:
                 while len(waiting) <= ahead and (rows := next(wanted, None)) is not None:
                     yield from self._begin_rows(bucket, ScannedRows(rows, prefix, is_reverse=is_reverse), waiting)
                 if not waiting:
                     return
+                size.are_cold = waiting[0][1] is not None
                 yield from self._taken_rows(bucket, waiting, at)
-                ahead = min(ahead + 1, _BATCHES_AHEAD)
+                ahead = min(ahead + 1, _BATCHES_AHEAD) if size.are_cold else 0
         finally:
             for _, begun in waiting:
                 if begun is not None:
@@ -408,11 +412,18 @@ def _limited(batches: Iterator[list[Row]], limit: int | None) -> Iterator[list[R
         limit = None if limit is None else limit - len(rows)
 
 
-def _growing(rows: int, size: int) -> Iterator[tuple[int, int]]:
-    """Rows and bytes of one batch after the other."""
-    while True:
-        yield rows, size
-        rows, size = min(_GROWTH * rows, _BATCH_ROWS), min(_GROWTH * size, _BATCH_BYTES)
+class _BatchSize:
+    """Rows and bytes of one batch after the other: large ones only while values come from the store."""
+
+    def __init__(self) -> None:
+        self.are_cold = False
+
+    def following(self) -> Iterator[tuple[int, int]]:
+        rows, size = _FIRST_ROWS, _FIRST_BYTES
+        while True:
+            yield rows, size
+            rows, size = min(_GROWTH * rows, _BATCH_ROWS), min(_GROWTH * size, _BATCH_BYTES)
+            size = size if self.are_cold else min(size, _HOT_BYTES)
 
 
 def _some(wanted: Iterator[_Wanted], most_rows: int, most_bytes: int) -> list[_Wanted]:

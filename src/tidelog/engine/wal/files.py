@@ -28,7 +28,7 @@ from tidelog.log.segment import FilePart, byte_of_offset
 _ALL = 1 << 64
 # A call of the system costs as much as copying some kilobytes.
 _GAP_BYTES = 4096
-_TOGETHER_BYTES = 1 << 20
+_TOGETHER_BYTES = 256 << 10
 _MAX_OPEN_FILES = 64
 
 
