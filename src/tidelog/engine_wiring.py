@@ -139,6 +139,8 @@ def open_engine(
     directory = directory_of(loaded, _EXAMPLE)
     if not create:
         _require_engine(directory)
+    if not (on_take_over is None or callable(on_take_over)):
+        raise InputError(f"on_take_over must be a function of the engine, not {on_take_over!r}")
     _check_on_take_over(directory, loaded, is_given=on_take_over is not None, shares_store=shares_store)
 
     def taken_over(owner: Engine) -> None:

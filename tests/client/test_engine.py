@@ -127,8 +127,11 @@ def test_streams_go_in_and_out_in_pieces(engine: RemoteEngine, tmp_path: Path) -
         yield data[: 5 << 20]
         raise ZeroDivisionError
 
+    broken = PutObject("b", "broken", breaks())
     with pytest.raises(ZeroDivisionError):
-        engine.apply(5, PutObject("b", "broken", breaks()))
+        engine.apply(5, broken)
+    with pytest.raises(tidelog.InputError, match="was read before"):  # the rest of the stream is not the object
+        engine.apply(5, broken)
     with pytest.raises(tidelog.NotFoundError):
         engine.read("b", "broken")
     with pytest.raises(tidelog.NotSupportedError):

@@ -82,6 +82,19 @@ def test_guards_work_through_apply(tmp_path: Path) -> None:
         assert engine.apply_many([(5, Guarded(write, (ObjectRead("b", "none", 0),)))])[0].applied
 
 
+def test_guard_takes_any_collection_of_reads_and_nothing_else() -> None:
+    """A list is what a tuple is; what is no read, or has a seq that no version has, is told before a log has it."""
+    write, read = Batch([Put("b", "k", b"v")]), ObjectRead("b", "k", (1 << 64) - 1)
+    assert Guarded(write, [read]) == Guarded(write, (read,))  # type: ignore[arg-type]
+    for wrong in (5, read, None):
+        with pytest.raises(tidelog.InputError, match="reads must be a tuple"):
+            Guarded(write, wrong)  # type: ignore[arg-type]
+    with pytest.raises(tidelog.InputError, match="must be ObjectRead"):
+        Guarded(write, ["b"])  # type: ignore[arg-type]
+    with pytest.raises(tidelog.InputError, match="seq must be the seq of a version"):
+        ObjectRead("b", "k", 1 << 64)
+
+
 @pytest.mark.parametrize(
     "conditions",
     [

@@ -218,6 +218,7 @@ def test_a_listing_comes_in_pages(tmp_path: Path) -> None:
         assert pages == whole
         assert list(engine.list_objects("b", "k0", start_after="zzz")) == []
         assert list(engine.list_objects("b", "k0", start_after="a")) == whole
+        assert list(engine.list_objects("b", "k0", limit=1 << 80)) == whole
         with pytest.raises(InputError, match="limit"):
             engine.list_objects("b", limit=0)
 

@@ -201,6 +201,28 @@ def test_stream_that_breaks_leaves_nothing(tmp_path: Path) -> None:
         assert engine.read("b", "k").data == DATA
 
 
+@pytest.mark.parametrize("make", [lambda: io.BytesIO(DATA), lambda: pieces(DATA)])
+def test_stream_that_was_read_is_refused_in_a_second_apply(make: Any) -> None:
+    """An entry that was repeated after a full disk stored the rest of its stream, as if that were the object."""
+    files = FaultyFiles()
+    with open_local(DIRECTORY, files, WITH_VALUE_FILES) as engine:
+        engine.apply(1, CreateBucket("b"))
+        put = PutObject("b", "k", make())
+        files.capacity_bytes = BLOCK_BYTES
+        with pytest.raises(DiskFullError):
+            engine.apply(2, put)
+        files.capacity_bytes = None
+        for entry in (put, Batch([put])):
+            with pytest.raises(InputError, match="was read before") as refused:
+                engine.apply(2, entry)
+            assert "at its beginning" in str(refused.value)
+        assert engine.applied_seq == 1
+        engine.apply(2, again := PutObject("b", "k", make()))
+        with pytest.raises(InputError, match="was read before"):
+            engine.apply(3, again)
+        assert engine.read("b", "k").data == DATA
+
+
 def test_full_disk_refuses_a_stream_and_keeps_the_engine() -> None:
     """There was no room for it: nothing of it is left, and what fits is put afterwards."""
     files = FaultyFiles()

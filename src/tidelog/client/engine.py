@@ -39,6 +39,7 @@ from tidelog.engine.entry import (
     Tier,
     VersionInfo,
     pieces_of,
+    taken_data,
 )
 from tidelog.engine.object_file import AsyncObjectFile, SeekableObject
 from tidelog.engine.sst.value_file import PIECE_BYTES
@@ -136,7 +137,7 @@ class RemoteObject(io.BufferedReader):
 
 async def _pieces(put: PutObject) -> AsyncIterator[bytes]:
     """The data of a stream, which another thread reads: it may block."""
-    given = pieces_of(put.data)
+    given = pieces_of(taken_data(put))
     while (piece := await asyncio.to_thread(next, given, None)) is not None:
         yield bytes(piece)
 

@@ -103,7 +103,8 @@ class PutObject(Conditional, frozen=True, tag=True, omit_defaults=True, repr_omi
     """Puts a new version of an object. Metadata is a small dict of text to text, numbers, booleans, None or bytes.
 
     `data` is bytes, a file object that is open for reading bytes, or an iterator of bytes, of up to 5 GiB. A file
-    object or an iterator is read once, piece by piece, where the entry is applied; if it fails, nothing is applied.
+    object or an iterator is read once, piece by piece, where the entry is applied; if it fails, nothing is applied, and
+    the entry is to be made again from the beginning of the data.
     With `if_absent=True`, `if_match=seq` or `if_match_crc=crc` it is refused unless that is true of the object before.
     """
 
@@ -284,6 +285,29 @@ def _checked_data(data: object) -> object:
 def is_large(data: object, large_bytes: int) -> bool:
     """Whether the data of a put has more bytes than this, or may have."""
     return type(data) is not bytes or len(data) > large_bytes
+
+
+class _ReadBefore:
+    """Stands in a put for a stream that was read."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        raise InputError(
+            "the stream with the data of this put was read before: what is left of it is not the object",
+            hint="Make the entry again, with a stream that is at its beginning",
+        )
+
+
+def taken_data(put: PutObject) -> object:
+    """The data of a put, to be read now. A stream is given out once: if reading it failed and the entry is applied
+    again, the rest of the stream would be taken for the object.
+    """
+    data = put.data
+    if not isinstance(data, bytes):
+        force_setattr(put, "data", _ReadBefore())
+    return data
 
 
 def pieces_of(data: object) -> Iterator[bytes | memoryview]:

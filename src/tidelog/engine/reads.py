@@ -13,6 +13,7 @@ Invariants
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, starmap
@@ -588,7 +589,8 @@ class EngineReading:
         if self._buckets.created(bucket, pin.seq) is None:
             pin.check()
             raise self._no_bucket(bucket, pin.seq)
-        return islice(chain.from_iterable(self._listed(pin, bucket, prefix, start_after, delimiter)), limit)
+        most = None if limit is None else min(limit, sys.maxsize)
+        return islice(chain.from_iterable(self._listed(pin, bucket, prefix, start_after, delimiter)), most)
 
     def _listed(
         self, pin: Pin, bucket: str, prefix: str, start_after: str | None, delimiter: str

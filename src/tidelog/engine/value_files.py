@@ -21,7 +21,16 @@ from itertools import count
 from pathlib import Path
 from threading import Lock
 
-from tidelog.engine.entry import MAX_STREAM_BYTES, Batch, PutFile, PutObject, is_large, operations, pieces_of
+from tidelog.engine.entry import (
+    MAX_STREAM_BYTES,
+    Batch,
+    PutFile,
+    PutObject,
+    is_large,
+    operations,
+    pieces_of,
+    taken_data,
+)
 from tidelog.engine.sst.value_file import (
     Reference,
     ValueName,
@@ -134,7 +143,8 @@ class ValueFiles:
         """The put with its value in a file, or with its bytes if these are few."""
         if not is_large(put.data, self.large_value_bytes):
             return put
-        pieces = pieces_of(put.data)
+        data = taken_data(put)
+        pieces = pieces_of(data)
         first = bytearray()
         while len(first) <= self.large_value_bytes and (piece := next(pieces, None)) is not None:
             first += piece
@@ -145,7 +155,7 @@ class ValueFiles:
             writer = ValueWriter(file, put.metadata)
             self._write(writer, first, path)
             first.clear()
-            self._write_rest(writer, put.data, pieces, path)
+            self._write_rest(writer, data, pieces, path)
             with explained("put", path):
                 writer.finish()
                 file.sync()

@@ -274,3 +274,6 @@ def test_setting_and_callback_go_together(tmp_path: Path) -> None:
     for wrong in wrongs:
         with pytest.raises(InputError, match="go together"):
             tidelog.open_engine(tmp_path / "a", store=(tmp_path / "s").as_uri(), shares_store=True, **wrong)
+    uncallable: dict[str, Any] = {"take_over_after_seconds": 5, "on_take_over": 5}
+    with pytest.raises(InputError, match="must be a function"):  # it would only be seen when the owner is dead
+        tidelog.open_engine(tmp_path / "a", store=(tmp_path / "s").as_uri(), shares_store=True, **uncallable)

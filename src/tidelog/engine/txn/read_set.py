@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from tidelog.engine.entry import Batch, Entry, ObjectInfo, PutObject, StoredObject, has_condition, operations
 from tidelog.errors import DataError, InputError, NotFoundError
@@ -82,7 +83,7 @@ class ObjectRead(msgspec.Struct, frozen=True, tag=True):
 
     def __post_init__(self) -> None:
         _check_names(self.bucket, self.key)
-        if type(self.seq) is not int or self.seq < 0:
+        if type(self.seq) is not int or not 0 <= self.seq < 1 << 64:
             raise InputError(f"seq must be the seq of a version, or 0 for none, not {self.seq!r}")
 
     def changed(self, state: State) -> str | None:
@@ -141,6 +142,11 @@ class Guarded(msgspec.Struct, frozen=True, tag=True):
     def __post_init__(self) -> None:
         if not isinstance(self.batch, Batch):
             raise InputError(f"batch must be a Batch, not {type(self.batch).__name__}")
+        reads: object = self.reads
+        if not isinstance(reads, tuple):
+            if not isinstance(reads, Iterable):
+                raise InputError(f"reads must be a tuple of what was read, not {type(reads).__name__}")
+            force_setattr(self, "reads", tuple(reads))
         for read in self.reads:
             if not isinstance(read, Read):
                 raise InputError(f"reads must be ObjectRead, ListingRead or NeverTrue, not {type(read).__name__}")
