@@ -176,6 +176,7 @@ class Spent:
         yield
         self.wall[name], self.cpu[name] = time.perf_counter() - begin, cpu_seconds(server) - cpu
         self.memory[name] = most_memory(server)
+        print(f"{name}: {self.wall[name]:.1f} s, MiB {self.memory[name]}", file=sys.stderr)
 
 
 def compact_and_collect(spark: SparkSession, root: EngineRoot, server: int) -> Spent:

@@ -9,7 +9,7 @@ and its workers; the server's are beside them. `memory` in the details is the mo
 largest worker held during a job.
 
 `--alone` measures that memory only: the jobs run once, without what they are compared with, and what the next one does
-not need is removed: the disk must have room for four times the megabytes, not for eight.
+not need is removed, the server's data too: the disk must have room for three times the megabytes, not for eight.
 
 Needs `tidelog[test]` for the server, and Spark.
 
@@ -144,13 +144,24 @@ def _linked(source: str, target: str) -> None:
 class Jobs:
     """All of them, over one directory a round."""
 
-    def __init__(self, spark: SparkSession, server: S3Server, scratch: Path, object_bytes: int) -> None:
+    def __init__(self, spark: SparkSession, scratch: Path, object_bytes: int) -> None:
         self._spark = spark
-        self._server = server
         self._scratch = scratch
         self._object_bytes = object_bytes
-        self._settings = {"store_endpoint": server.endpoint, **CREDENTIALS}
+        self._server, self._settings = self._begin_server()
         self.spent: dict[str, list[Spent]] = {}
+
+    def _begin_server(self) -> tuple[S3Server, dict[str, Any]]:
+        directory = self._scratch / "s3"
+        directory.mkdir()
+        server = S3Server(directory)
+        server.begin()
+        return server, {"store_endpoint": server.endpoint, **CREDENTIALS}
+
+    def end_server(self) -> None:
+        """Its data goes with it: deleted objects would keep their place on the disk for a while."""
+        self._server.kill()
+        shutil.rmtree(self._scratch / "s3")
 
     def round(self, number: int, filled: Path, *, counts: bool) -> None:
         """Each job once, and what it is compared with."""
@@ -192,14 +203,18 @@ class Jobs:
         root = rooted(place / "data", f"{url}/data", self._settings)
         self._count("ship", lambda: good(lambda: ship(self._spark, root)))
         shutil.rmtree(place / "data")
-        whole, small = self._store(f"{url}/data"), self._store(f"{url}/small")
+        whole = self._store(f"{url}/data")
         self._count("verify", lambda: good(lambda: verify(self._spark, whole)))
         for name in TOPICS:
             made = parquet_table(str(tables / name))
             self._count("table", lambda name=name, made=made: good(lambda: table(self._spark, whole, name, made)))
             shutil.rmtree(tables)
-        ship_small(place / "small", f"{url}/small", self._settings, self._object_bytes)
+        self.end_server()
+        self._server, self._settings = self._begin_server()
+        url = self._server.url("alone/small")
+        ship_small(place / "small", url, self._settings, self._object_bytes)
         shutil.rmtree(place)
+        small = self._store(url)
         options = CompactOptions(grace_seconds=0)
         self._count("verify of small objects", lambda: good(lambda: verify(self._spark, small)))
         self._count("compact", lambda: good(lambda: compact(self._spark, small, options=options)))
@@ -208,6 +223,7 @@ class Jobs:
         with spent(self._server) as took:
             job()
         self.spent.setdefault(name, []).append(took)
+        print(f"{name}: {took.wall:.1f} s, MiB {took.memory}", file=sys.stderr)
 
     def most_memory(self) -> dict[str, dict[str, int]]:
         """Of each job, in all rounds."""
@@ -230,15 +246,12 @@ def main() -> None:
     arguments = parser.parse_args()
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_directory(arguments.dir))
-        (scratch / "s3").mkdir()
-        server = S3Server(scratch / "s3")
-        server.begin()
-        stack.callback(server.kill)
         fill(scratch / "warm", 4, arguments.object)
         fill(scratch / "filled", arguments.megabytes, arguments.object)
         spark = tidelog.spark_session("bench", "local[2]")
         stack.callback(spark.stop)
-        jobs = Jobs(spark, server, scratch, arguments.object)
+        jobs = Jobs(spark, scratch, arguments.object)
+        stack.callback(jobs.end_server)
         jobs.round(0, scratch / "warm", counts=False)
         if arguments.alone:
             jobs.alone(scratch / "filled")
