@@ -293,6 +293,7 @@ def restore_engine(
             take_over=take_over,
             claims=claim,
             shares_store=shares_store,
+            lazy=lazy,
         )
         return _caught_up(open_engine_at(directory, loaded, shares_store=shares_store), orchestrator)
 
@@ -700,9 +701,10 @@ def restore_directory(
     name: str = DEFAULT_ENGINE,
     shares_store: bool = False,
     node_name: str = "",
+    lazy: bool = False,
 ) -> RestoreReport:
     """Fills an empty directory from the store so that it can be opened as an engine; without a claim it is
-    read-only.
+    read-only. A `lazy` one leaves word in the directory that it may be read from the store meanwhile.
     """
     files, clock = files or LocalFiles(), clock or SystemClock()
     url = _store_url(config)
@@ -740,6 +742,7 @@ def restore_directory(
             take_over=take_over,
             only_from_epoch=only_from_epoch,
             drill=None if claims else info,
+            lazy=info if lazy else None,
             pins=not reads_copy,
             lease_seconds=config.lease_seconds,
         ).run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.conftest import Cli
@@ -12,6 +13,7 @@ from tests.servers import S3Server
 
 import tidelog
 from tidelog.engine.recovery.checkpoint import RestoreMarker, write_marker
+from tidelog.engine.recovery.restore import LocalSteps
 from tidelog.files import LocalFiles
 
 
@@ -148,6 +150,49 @@ def test_a_restore_that_was_cut_off(cli: Cli, store: str, tmp_path: Path) -> Non
         assert (result.code, "was cut off" in result.err) == (2, True), command
     assert cli("engine", "restore", "half", "--store", store).code == 0
     assert cli("engine", "digest", "half").out == cli("engine", "digest", "new").out
+
+
+@pytest.mark.parametrize("metadata", ["bucket", "sqlite"])
+def test_lazy_restore_is_read_while_the_disk_is_filled(
+    cli: Cli,
+    tmp_path: Path,
+    metadata: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    """Reads of the directory show what the store has, also when the restore was cut off; without --lazy none do."""
+    url = f"file://{tmp_path}/store"
+    where = ["--store", url, *(["--metadata", f"sqlite://{tmp_path}/m.db"] if metadata == "sqlite" else [])]
+    assert cli("engine", "apply", *where, "--low-water-mark", stdin=entries(1, 60)).code == 0
+    assert cli("engine", "ship").code == 0
+    reads = (["get", "b", "k7"], ["ls", "b"], ["scan", "b"], ["changes"], ["versions", "b", "k7"], ["digest"])
+    expected = [cli("engine", *read, "-d", "elsewhere", *where).out for read in reads]
+    shutil.rmtree("engine")
+    build = LocalSteps.build
+    seen: list[Any] = []
+
+    def looked_at(steps: LocalSteps, lsn: int) -> tuple[int, int]:
+        seen.append(capsysbinary.readouterr().err.decode())
+        seen.extend(cli("engine", *read, "-d", "new") for read in reads)
+        if len(seen) > len(reads) + 1:
+            return build(steps, lsn)
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(LocalSteps, "build", looked_at)
+    assert cli("engine", "restore", "new", *where, "--lazy").code != 0
+    seen += [cli("engine", *read, "-d", "new") for read in reads]
+    restored = cli("engine", "restore", "new", *where, "--lazy", "--json")
+    assert (restored.code, restored.json["applied_seq"]) == (0, 60)
+    told = [one for one in seen if isinstance(one, str)]
+    assert [text.count("can be read now") for text in told] == [1, 1]
+    found = [one for one in seen if not isinstance(one, str)]
+    assert [one.out for one in found] == 3 * expected
+    assert all("this is what its store has, up to seq 60" in one.err for one in found)
+    assert cli("engine", "digest", "new").err == ""
+    assert cli("engine", "verify", "new").code == 0
+    seen.clear()
+    assert cli("engine", "restore", "other", *where, "--take-over").code != 0
+    assert {cli("engine", *read, "-d", "other").code for read in reads} == {2}
 
 
 def test_who_was_replaced_is_told(cli: Cli, store: str) -> None:

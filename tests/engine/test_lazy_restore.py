@@ -23,7 +23,7 @@ from tidelog.clock import ManualClock
 from tidelog.engine.cold.manifest import Manifest
 from tidelog.engine.engine import Engine
 from tidelog.engine.reader import EngineReader
-from tidelog.engine.recovery.checkpoint import MARKER, MASTER
+from tidelog.engine.recovery.checkpoint import MARKER, MASTER, read_marker
 from tidelog.engine.recovery.restore import OnProgress, RestoreProgress
 from tidelog.engine.restoring import RestoringEngine
 from tidelog.errors import (
@@ -36,6 +36,7 @@ from tidelog.errors import (
     StoreUnavailableError,
     TidelogError,
 )
+from tidelog.files import LocalFiles
 from tidelog.store.metadata.bucket import BucketMetadataStore
 from tidelog.testing import Crash, CrashPlan, History, World, cut_world_everywhere
 
@@ -95,6 +96,7 @@ def test_lazy_restore_answers_reads_before_the_disk_is_filled(lost: Lost, held: 
     with lost.restore(on_progress=held) as restoring:
         assert not restoring.is_restored
         assert restoring.progress is not None
+        assert read_marker(LocalFiles(), lost.path / "new").is_lazy  # commands read the store meanwhile
         for seq in (lost.model.applied_seq, 70, 3):
             assert_state(restoring._reader, lost.model, seq)
         assert restoring.digest() == lost.digest

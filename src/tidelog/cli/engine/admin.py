@@ -108,6 +108,9 @@ def restore(
     drill: Annotated[
         bool, typer.Option("--drill", help="Make a read-only copy: claims nothing and does not affect the owner.")
     ] = False,
+    lazy: Annotated[
+        bool, typer.Option("--lazy", help="Reads of the directory are answered at once, from the store.")
+    ] = False,
 ) -> None:
     """Restores a lost engine into an empty directory. From the newest snapshot in the store, and the log after it.
 
@@ -117,6 +120,9 @@ def restore(
 
     With --drill the directory becomes a read-only copy of what is shipped: `tidelog engine get`, `ls`, `status` and
     `verify` work on it, and it never claims or ships anything.
+
+    With --lazy, commands that read it (get, stat, ls, scan, changes, versions, digest) are answered from the store from
+    the moment when the restore begins, which is said; this command fills the disk, and ends when that is done.
     """
     if drill and take_over:
         raise InputError("--drill claims nothing, so there is nothing to take over", hint="Leave one of them out")
@@ -127,14 +133,20 @@ def restore(
             hint="Give an empty or a new one: tidelog engine restore ./new --store s3://bucket/prefix",
         )
     directory = Path(config.dir).absolute()
-    started = time.perf_counter()
+    started, is_told = time.perf_counter(), not lazy
     with session.output.steps() as show:
 
         def on_progress(progress: RestoreProgress) -> None:
+            nonlocal is_told
+            if not is_told:
+                session.output.note(f"{directory} can be read now; it is filled meanwhile")
+                is_told = True
             if progress.phase in _DOING:
                 show(_DOING[progress.phase], progress.done, progress.total)
 
-        report = restore_directory(directory, config, on_progress=on_progress, take_over=take_over, claims=not drill)
+        report = restore_directory(
+            directory, config, on_progress=on_progress, take_over=take_over, claims=not drill, lazy=lazy
+        )
     with open_engine_at(directory, config, runs_in_background=False) as engine:
         record = {
             "directory": str(directory),

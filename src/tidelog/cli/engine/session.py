@@ -30,7 +30,7 @@ from tidelog.engine.core import Core
 from tidelog.engine.directory import ENGINE_FILE, EngineDirectory, remembered, resolved
 from tidelog.engine.engine import Engine
 from tidelog.engine.reader import EngineReader
-from tidelog.engine.recovery.checkpoint import refuse_half_restored
+from tidelog.engine.recovery.checkpoint import RestoreMarker, read_marker, refuse_half_restored
 from tidelog.engine_wiring import open_engine_at, open_reader
 from tidelog.errors import (
     ConfigError,
@@ -46,6 +46,7 @@ from tidelog.errors import (
     TidelogError,
 )
 from tidelog.files import Files, LocalFiles, explained
+from tidelog.store.keys import DEFAULT_ENGINE
 from tidelog.store.metadata.base import MetadataStore
 from tidelog.store.metadata.open import open_metadata_store
 from tidelog.store.object_store import ObjectStore
@@ -296,9 +297,15 @@ def reading_anywhere(session: Session) -> Iterator[Engine | EngineReader | Remot
 @contextmanager
 def reading(session: Session) -> Iterator[Engine | EngineReader]:
     """The engine for looking at it, with nothing claimed: recovered here, with values of the store within reach. From
-    its store alone where its owner has it open, and where a store is named and there is no engine in the directory.
+    its store alone where its owner has it open, where a lazy restore fills the directory, and where a store is named
+    and there is no engine in the directory.
     """
     config, root = engine_config(session), engine_root(session)
+    if (lazy := _lazily_restored(root)) is not None:
+        with _meanwhile(config, lazy) as reader:
+            session.output.note(f"a restore fills {root}: this is what its store has, up to seq {reader.applied_seq}")
+            yield reader
+        return
     named = config.store or config.storage_engine.store_url
     if named is not None and not is_engine(root):
         with shipped(session, named) as reader:
@@ -325,13 +332,38 @@ def reading(session: Session) -> Iterator[Engine | EngineReader]:
             engine.close(checkpoint=False)  # nothing was changed that would be worth one
 
 
+def _lazily_restored(root: Path) -> RestoreMarker | None:
+    """The beginning of a lazy restore that has not come to its end, if there is one."""
+    try:
+        marker = read_marker(LocalFiles(), root)
+    except FileNotFoundError:
+        return None
+    return marker if marker.is_lazy else None
+
+
+@contextmanager
+def _meanwhile(config: EngineConfig, marker: RestoreMarker) -> Iterator[EngineReader]:
+    """What the store of a lazy restore has, until the directory is filled."""
+    own = msgspec.structs.replace(config.storage_engine, metadata=marker.metadata, metadata_root=marker.metadata_root)
+    there = msgspec.structs.replace(config, dir=None, store=marker.store, storage_engine=own)
+    with _newest(there, marker.name or DEFAULT_ENGINE) as reader:
+        yield reader
+
+
 @contextmanager
 def shipped(session: Session, store: str, *, is_alone: bool = False) -> Iterator[EngineReader]:
     """What the store has of an engine now. `is_alone`: the directory has nothing to do with it."""
     config = engine_config(session)
     is_here = not is_alone and is_engine(engine_root(session))
     here = config if is_here else msgspec.structs.replace(config, dir=None)
-    with open_reader(msgspec.structs.replace(here, store=store), runs_in_background=False) as reader:
+    with _newest(msgspec.structs.replace(here, store=store), DEFAULT_ENGINE) as reader:
+        yield reader
+
+
+@contextmanager
+def _newest(config: EngineConfig, name: str) -> Iterator[EngineReader]:
+    """All that a store has now."""
+    with open_reader(config, runs_in_background=False, name=name) as reader:
         reader.refresh()
         yield reader
 

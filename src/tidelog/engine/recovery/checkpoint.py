@@ -184,11 +184,15 @@ _MARKER_KIND = "engine-restore"
 
 
 class RestoreMarker(msgspec.Struct, frozen=True):
-    """From which store, since when, and as which node."""
+    """From which store, since when, and as which node; of a lazy one also what is read there meanwhile."""
 
     store: str
     begun_us: int
     node: str = ""
+    is_lazy: bool = False
+    name: str | None = None
+    metadata: str | None = None
+    metadata_root: str | None = None
 
 
 def write_marker(files: Files, directory: Path, marker: RestoreMarker) -> None:

@@ -189,12 +189,14 @@ class Restore:
         take_over: bool = False,
         only_from_epoch: int | None = None,
         drill: EngineDirectory | None = None,
+        lazy: EngineDirectory | None = None,
         pins: bool = True,
         lease_seconds: float = DEFAULT_LEASE_SECONDS,
         renews_lease: bool = True,
         steps: RestoreSteps | None = None,
     ) -> None:
-        """Without a claim where it is a `drill`: that is what the directory remembers then. `pins`: whether snapshots
+        """Without a claim where it is a `drill`: that is what the directory remembers then. `lazy`: what is
+        to be read from its store while the directory is filled. `pins`: whether snapshots
         can be pinned while they are read. `only_from_epoch`: only the owner of this epoch is replaced."""
         self._directory = directory
         self._objects = objects
@@ -209,6 +211,7 @@ class Restore:
         self._take_over = take_over
         self._only_from_epoch = only_from_epoch
         self._drill = drill
+        self._lazy = lazy
         self._lease_seconds = lease_seconds
         self._renews_lease = renews_lease
         self._lease: NodeLease | None = None
@@ -333,7 +336,12 @@ class Restore:
     def _prepare(self) -> None:
         files, directory = self._files, self._directory
         self._remove_others(files.list(directory))
-        write_marker(files, directory, RestoreMarker(self._objects.url, self._clock.now_us(), self._node))
+        marker = RestoreMarker(self._objects.url, self._clock.now_us(), self._node)
+        if (lazy := self._lazy) is not None:
+            marker = msgspec.structs.replace(
+                marker, is_lazy=True, name=lazy.name, metadata=lazy.metadata, metadata_root=lazy.metadata_root
+            )
+        write_marker(files, directory, marker)
         files.make_directories(directory / RESTORING)
         self._steps.prepare()
 
