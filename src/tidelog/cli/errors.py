@@ -77,7 +77,7 @@ _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
 )
 
 
-# What the command line says in the place of the error's own hint.
+# What the command line says in the place of the error's own hint, where that has no words for it.
 _HINTS: tuple[tuple[type[BaseException], str], ...] = (
     (
         HeldError,
@@ -126,7 +126,7 @@ def hint_of(error: BaseException) -> str | None:
     """What to do about it, in the words of the command line where the error speaks those of the library."""
     for kind, own in _HINTS:
         if isinstance(error, kind):
-            return own
+            return getattr(error, "command_hint", None) or own
     if isinstance(error, GapError) and _is_met_while_reading(error):
         return f"Skip the lost messages with --skip-gaps, or start after them with --from {error.last + 1}"
     hint = command_hint(error) if isinstance(error, TidelogError) else None

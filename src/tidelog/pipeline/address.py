@@ -29,6 +29,7 @@ from tidelog.config.load import settings_of
 from tidelog.engine.cold.manifest import Manifest, read_manifest
 from tidelog.engine.directory import ENGINE_FILE, remembered
 from tidelog.errors import ConfigError, Hint, NotFoundError, NotSupportedError
+from tidelog.fields import nearest
 from tidelog.files import LocalFiles
 from tidelog.pipeline.location import EngineLocation, TopicLocation
 from tidelog.store.keys import DEFAULT_ENGINE, DEFAULT_ROOT, EngineKeys, check_part
@@ -100,7 +101,8 @@ def _settings(
     known = settings_of(kind)
     for name in given:
         if (name not in known or name in refused) and name != _CONFIG:
-            raise ConfigError(f"{name} is not a setting" + (" of an engine or its store" if refused else ""))
+            what = f"{name} is not a setting" + (" of an engine or its store" if refused else "")
+            raise ConfigError(what, hint=nearest(name, {*known} - {*refused}))
     names = [name for name in (*known, _CONFIG) if name not in elsewhere]
     found = {name: os.environ.get(_variable(kind, name)) for name in names}
     environment = {name: value for name, value in found.items() if value is not None}

@@ -61,8 +61,8 @@ def test_paths_are_relative_to_the_file() -> None:
 @pytest.mark.parametrize(
     ("steps", "problem"),
     [
-        ('[[steps]]\ndo = "compct"', r"compct.*steps\[0\].do"),
-        ('[[steps]]\ndo = "gc"\nevry = "1h"', "evry"),
+        ('[[steps]]\ndo = "compct"', r"compct.*steps\[0\].do.*Did you mean compact"),
+        ('[[steps]]\ndo = "gc"\nevry = "1h"', "evry.*Did you mean every"),
         ('[[steps]]\ndo = "gc"\nevery = "soon"', "is every 'soon'"),
         ('[[steps]]\ndo = "gc"\non = "shp"', "no place. Did you mean shop"),
         ('[[steps]]\ndo = "ship"\non = "objects"', "ship is not for an engine"),
@@ -71,6 +71,8 @@ def test_paths_are_relative_to_the_file() -> None:
         ('[[steps]]\ndo = "gc"\n[[steps]]\ndo = "gc"', "two steps are called gc"),
         ('[[steps]]\ndo = "gc"\noptions = { grace_second = 5 }', "no option grace_second. Did you mean grace_seconds"),
         ('[[steps]]\ndo = "gc"\noptions = { grace_seconds = "x" }', "not understood"),
+        ('[[steps]]\ndo = "gc"\noptions = { grace_seconds = -1 }', "not understood"),
+        ('[[steps]]\ndo = "table"\noptions = { to = "./{topic}", values = "xml" }', "not understood"),
         ('[[steps]]\ndo = "python"', "python needs one"),
         ('[[steps]]\ndo = "python"\nfunction = "no function"', "is no function"),
         ('[[steps]]\ndo = "table"\noptions = { to = "./t" }', "tables of their own"),
@@ -85,6 +87,23 @@ def test_slips_are_named_before_anything_runs(steps: str, problem: str) -> None:
         steps, places = "", steps + PLACES
     with pytest.raises(ConfigError, match=problem):
         _parsed(steps, places)
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ('root = "x"', "store"),
+        ('root = "x"', "metadata"),
+        ('root = "x"', "location"),
+        ('engine = "y"', "name"),
+        ('engine = "y"', "store"),
+    ],
+)
+def test_where_a_place_is_cannot_be_said_by_its_settings(place: str, name: str) -> None:
+    """Read past, such a setting would leave the user with another place than the one that they name."""
+    text = f'name = "n"\n[places.a]\n{place}\nsettings = {{ {name} = "bucket" }}\n'
+    with pytest.raises(ConfigError, match=rf"{name} is none of its settings.*\[places.a\] has"):
+        _parsed('[[steps]]\ndo = "verify"', text)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +129,9 @@ def test_the_file_is_named_in_errors(tmp_path: Path) -> None:
     (tmp_path / "pipeline.toml").write_text("name =")
     with pytest.raises(ConfigError, match=r"not TOML.*pipeline\.toml"):
         read_definition(tmp_path / "pipeline.toml")
+    (tmp_path / "pipeline.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"not TOML.*pipeline\.toml"):
+        read_definition(tmp_path / "pipeline.toml")
     (tmp_path / "pipeline.toml").write_text(PLACES)
     with pytest.raises(ConfigError, match=r"steps.*pipeline\.toml"):
         read_definition(tmp_path / "pipeline.toml")
@@ -126,6 +148,7 @@ PYTHON_STEP = '[[steps]]\nname = "make"\ndo = "python"\non = "shop"\nfunction = 
         ("data", "ready_jobs:nothing", "there is no function ready_jobs:nothing", "put it beside the file"),
         ("data", "ready_jobs:NUMBER", "ready_jobs:NUMBER is no function", "Name a function"),
         ("data", "broken_jobs:make", "cannot be imported: SyntaxError", "Mend the module"),
+        ("data", "script_jobs:make", "cannot be imported: SystemExit", "Mend the module"),
         ("dta", None, "the place shop: there is no log directory or store in", "Set root in [places.shop]"),
         ("file://PLACE/dta", None, "the place shop: there is no log directory or store in", "Set root in"),
     ],
@@ -143,6 +166,7 @@ def test_mistake_that_no_run_could_survive_ends_it_before_its_first_step(
     tidelog.open(tmp_path / "data").close()
     (tmp_path / "ready_jobs.py").write_text("NUMBER = 1\n")
     (tmp_path / "broken_jobs.py").write_text("def make(:\n")
+    (tmp_path / "script_jobs.py").write_text("import sys\nsys.exit(0)\n")
     step = '[[steps]]\ndo = "verify"\n' if function is None else PYTHON_STEP % function
     place = root.replace("PLACE", str(tmp_path))
     (tmp_path / "pipeline.toml").write_text(f'name = "n"\nplaces.shop.root = "{place}"\n{step}')
@@ -167,7 +191,7 @@ def test_place_that_cannot_be_looked_at_is_left_to_its_step(tmp_path: Path) -> N
     steps = '[[steps]]\ndo = "verify"\n'
     store = 'name = "n"\n[places.a]\nroot = "s3://no-such-bucket/x"\nsettings = { %s = "http://127.0.0.1:1" }\n'
     check_ready(parse_definition(tomllib.loads(store % "store_endpoint" + steps), tmp_path))
-    with pytest.raises(ConfigError, match="the place a: stor_endpoint is not a setting"):
+    with pytest.raises(ConfigError, match=r"the place a: stor_endpoint is not a setting.*store_endpoint"):
         check_ready(parse_definition(tomllib.loads(store % "stor_endpoint" + steps), tmp_path))
     with pytest.raises(ConfigError, match="the place a: there is no engine in"):
         check_ready(parse_definition(tomllib.loads(f'name = "n"\nplaces.a.engine = "x"\n{steps}'), tmp_path))

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 import tidelog
 from tidelog.cli.app import run as run_command
+from tidelog.cli.errors import hint_of
 from tidelog.errors import ConfigError, HeldError, LeaseLostError, StoreUnavailableError
 from tidelog.findings import Finding
 from tidelog.pipeline.jobs.job import JobReport, Reconciliation, Totals
@@ -250,6 +251,16 @@ def test_what_may_pass_is_tried_again_as_often_as_the_step_says(tmp_path: Path, 
     assert _run(definition, clock).steps[0].attempts == 1
 
 
+def test_function_that_exits_fails_its_step_and_not_the_run(tmp_path: Path, clock: ManualClock) -> None:
+    """Loses, without this: the steps after it, with an exit code of 0 that tells cron that all is well."""
+    (tmp_path / "exiting_jobs.py").write_text("import sys\n\n\ndef end(spark, context):\n    sys.exit(0)\n")
+    ends = {"do": "python", "function": "exiting_jobs:end"}
+    report = _run(_definition(tmp_path, ends, {"do": "report", "options": {"to": "page.html"}}), clock)
+    assert _statuses(report) == {"python": "failed", "report": "done"}
+    assert (report.steps[0].attempts, report.steps[0].error) == (3, "RetryError")
+    assert "SystemExit: 0" in str(report.steps[0].message)
+
+
 def test_java_that_is_killed_while_it_starts_or_speaks_is_tried_again(
     tmp_path: Path, jobs: Jobs, clock: ManualClock
 ) -> None:
@@ -299,8 +310,9 @@ def test_one_run_at_a_time(tmp_path: Path, jobs: Jobs, clock: ManualClock, monke
 
     def meanwhile(request: Request) -> JobReport:
         monkeypatch.setattr(runs, "do", jobs)
-        with pytest.raises(HeldError, match=r"the pipeline is run on .*pid"):
+        with pytest.raises(HeldError, match=r"the pipeline is run on .*pid") as held:
             _run(definition, clock)
+        assert "--take-over takes it at once" in str(hint_of(held.value))
         clock.advance(LEASE_SECONDS)
         taken.append(_run(definition, clock))
         return jobs(request)
@@ -435,9 +447,10 @@ print(report.notes)
 """
 
 
-def test_killed_process_is_continued_at_once_by_the_next(tmp_path: Path) -> None:
+def test_killed_process_is_continued_at_once_by_the_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """SIGKILL in the second of two functions: the first is not called again, and the second gets the names that it had,
-    so that what it writes to topics is stored once. Nobody waits for the lease of a process that is dead."""
+    so that what it writes to topics is stored once. Nobody waits for the lease of a process that is dead, and `plan`
+    does not say that it runs."""
     with tidelog.open(tmp_path / "data") as log:
         log.topic("shop/orders").append(b"x")
     (tmp_path / "our_functions.py").write_text(FUNCTIONS)
@@ -451,6 +464,8 @@ def test_killed_process_is_continued_at_once_by_the_next(tmp_path: Path) -> None
     command = [sys.executable, "-c", PROGRAM, str(file)]
     killed = subprocess.run(command, env={**os.environ, "KILLED": "1"}, check=False)
     assert killed.returncode == -signal.SIGKILL
+    assert run_command(["pipeline", "plan", str(file)]) == 0
+    assert "which has died" in capsys.readouterr().err
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "second rows: 7" in done.stdout
     first, second, again = (tmp_path / "noted").read_text().splitlines()

@@ -44,6 +44,12 @@ def test_two_places_are_refused() -> None:
     assert _parse(subscribe="shop/orders", path="./data").topics == ("shop/orders",)
 
 
+def test_path_that_spark_has_rewritten_is_told_from_a_slip() -> None:
+    """`OPTIONS (path '/data')` arrives as `file:/data`, of which the user wrote nothing, and so does `file:///data`."""
+    with pytest.raises(InputError, match=r"the path has become file:/data in Spark.*option root"):
+        parse_source_options({"subscribe": "shop/orders", "path": "file:/data"})
+
+
 @pytest.mark.parametrize("slip", ["s3:/bucket/prefix", "file:/data", "gs:bucket"])
 def test_a_store_with_a_slash_too_few_is_not_taken_for_a_directory(slip: str) -> None:
     """The error says how a store is written, not that a directory is missing."""

@@ -158,13 +158,15 @@ def plan(session: Session, file: FileArgument = _DEFAULT_FILE) -> None:
 
     from tidelog.pipeline.runs.definition import read_definition
     from tidelog.pipeline.runs.run import open_book, plan_run
+    from tidelog.pipeline.runs.state import is_over
     from tidelog.pipeline.runs.steps import check_ready
 
     definition = read_definition(file)
     check_ready(definition)
     with open_book(definition) as book:
         state = book.read()
-    steps = plan_run(definition, state, time.time_ns() // 1000)
+    now_us = time.time_ns() // 1000
+    steps = plan_run(definition, state, now_us)
     if session.as_json:
         holder = None if state.holder is None else msgspec.to_builtins(state.holder)
         session.output.document(
@@ -179,4 +181,6 @@ def plan(session: Session, file: FileArgument = _DEFAULT_FILE) -> None:
     rows = [{**msgspec.structs.asdict(one), "on": ", ".join(one.on)} for one in steps]
     session.output.table(_PLAN_COLUMNS, rows)
     if state.holder is not None:
-        session.output.note(f"it is being run on {state.holder.host} (pid {state.holder.pid})")
+        where = f"on {state.holder.host} (pid {state.holder.pid})"
+        is_dead = is_over(state.holder, now_us)
+        session.output.note(f"it was run {where}, which has died" if is_dead else f"it is being run {where}")

@@ -41,6 +41,7 @@ from typing import Any, Literal
 import msgspec
 
 from tidelog.errors import ConfigError, InputError, NotFoundError
+from tidelog.fields import nearest
 from tidelog.files import explained
 from tidelog.pipeline.address import EngineRoot, Root, find_engine, find_root
 from tidelog.store.keys import check_part
@@ -51,6 +52,7 @@ Kind = Literal["ship", "verify", "compact", "table", "checkpoint", "gc", "digest
 OF_TOPICS: tuple[Kind, ...] = ("ship", "verify", "compact", "table", "gc", "report", "python")
 OF_ENGINES: tuple[Kind, ...] = ("verify", "compact", "checkpoint", "gc", "digest", "python")
 DEFAULT_KEPT_REPORTS = 30
+_BESIDE_SETTINGS = ("dir", "store", "metadata", "location", "name")  # the place says them itself
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -155,10 +157,10 @@ def read_definition(path: str | os.PathLike[str]) -> Definition:
             "there is no such file", path=file, operation="read the pipeline", hint="Name pipeline.toml"
         )
     with explained("read the pipeline", file):
-        text = file.read_text("utf-8")
+        data = file.read_bytes()
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = tomllib.loads(data.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"this is not TOML: {error}", path=file) from error
     try:
         return parse_definition(document, file.absolute().parent)
@@ -171,7 +173,7 @@ def parse_definition(document: Mapping[str, Any], directory: Path) -> Definition
     try:
         found = msgspec.convert(dict(document), Definition)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"the pipeline is not understood: {error}", hint="docs/how-to/pipeline-run.md") from None
+        raise ConfigError(f"the pipeline is not understood: {error}", hint=_hint_on(str(error))) from None
     steps = [msgspec.structs.replace(one, name=one.name or one.do) for one in found.steps]
     found = msgspec.structs.replace(found, steps=steps, directory=str(directory))
     _check(found)
@@ -214,6 +216,10 @@ def _check_place(name: str, place: Place) -> None:
         raise ConfigError(f"the place {name} is an engine: topics, pattern and metadata are for a root")
     if place.topics and place.pattern is not None:
         raise ConfigError(f"the place {name} has topics and a pattern", hint="Leave one of them out")
+    beside = next((one for one in place.settings if one in _BESIDE_SETTINGS), None)
+    if beside is not None:
+        hint = 'engine = "..." and engine_name' if place.is_engine else 'root = "..." and metadata = "..."'
+        raise ConfigError(f"the place {name}: {beside} is none of its settings", hint=f"[places.{name}] has {hint}")
     try:
         re.compile(place.pattern or "")
         for topic in place.topics:
@@ -257,6 +263,15 @@ def _listed(names: str | Sequence[str]) -> list[str]:
 def _near(name: str, known: Sequence[str] | Mapping[str, object]) -> str:
     near = get_close_matches(name, list(known), n=1)
     return f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}"
+
+
+def _hint_on(problem: str) -> str:
+    """What is near the word that a problem quotes: a field, or a kind of step."""
+    quoted = re.search(r"[`'](\w+)['`]", problem)
+    known = {field for struct in (Definition, Place, Step, SparkSettings) for field in struct.__struct_fields__}
+    near = nearest(quoted[1], known | {*OF_TOPICS, *OF_ENGINES}) if quoted else None
+    is_unknown = problem.startswith(("Object contains unknown field", "Invalid enum value"))
+    return near if near is not None and is_unknown else "docs/how-to/pipeline-run.md says what it has"
 
 
 def _texts(settings: Mapping[str, object]) -> dict[str, str]:

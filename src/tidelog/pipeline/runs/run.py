@@ -120,7 +120,7 @@ def _due(step: Step, state: PipelineState, now_us: int) -> tuple[bool, str, int 
         tasks = [one for one in state.run.tasks if one.step == step.name]
         waiting = sum(one.status == "waiting" for one in tasks)
         if waiting:
-            return True, f"the run {state.run.id} was interrupted: {waiting} of {len(tasks)} tasks are left", None
+            return True, f"the run {state.run.id} is not over: {waiting} of {len(tasks)} tasks are left", None
         return False, f"done in the run {state.run.id}, which goes on" if tasks else f"not in {state.run.id}", None
     done_us, every = state.done_us.get(step.name), step.every_seconds
     before = _UNDONE.get(state.undone.get(step.name, "done"))

@@ -29,7 +29,7 @@ import msgspec
 
 from tidelog.clock import Clock
 from tidelog.cold.lease import boot_id
-from tidelog.errors import HeldError, LeaseLostError, TidelogError
+from tidelog.errors import HeldError, Hint, LeaseLostError, TidelogError
 from tidelog.pipeline.work import kept_alive
 from tidelog.store.document import VersionedDocument, decode_json, encode_json
 from tidelog.store.keys import pipeline_key, pipeline_runs_prefix
@@ -163,7 +163,7 @@ class HeldBook:
 
         def change(known: PipelineState | None) -> PipelineState:
             state = known or PipelineState()
-            if state.holder is not None and not take_over and not self._is_over(state.holder):
+            if state.holder is not None and not take_over and not is_over(state.holder, self._clock.now_us()):
                 raise _held(state.holder, self._clock.now_us())
             return msgspec.structs.replace(state, holder=self._holder())
 
@@ -238,11 +238,13 @@ class HeldBook:
             renewed_us=self._clock.now_us(),
         )
 
-    def _is_over(self, holder: Holder) -> bool:
-        if self._clock.now_us() - holder.renewed_us >= holder.lease_seconds * _US:
-            return True
-        is_here = (holder.host, holder.boot) == (socket.gethostname(), _process_space()) and bool(holder.boot)
-        return is_here and holder.pid != os.getpid() and not Path(f"/proc/{holder.pid}").exists()
+
+def is_over(holder: Holder, now_us: int) -> bool:
+    """Whether it has lost the pipeline: no sign of life for its lease, or its process is gone."""
+    if now_us - holder.renewed_us >= holder.lease_seconds * _US:
+        return True
+    is_here = (holder.host, holder.boot) == (socket.gethostname(), _process_space()) and bool(holder.boot)
+    return is_here and holder.pid != os.getpid() and not Path(f"/proc/{holder.pid}").exists()
 
 
 def _process_space() -> str:
@@ -256,9 +258,12 @@ def _process_space() -> str:
 
 def _held(holder: Holder, now_us: int) -> HeldError:
     age_seconds = max(0.0, (now_us - holder.renewed_us) / _US)
+    hint = (
+        f"Wait for it; {holder.lease_seconds:g} s after its last sign of life it may be taken, and --take-over "
+        "takes it at once"
+    )
     return HeldError(
         f"the pipeline is run on {holder.host} (pid {holder.pid}), last heard of {age_seconds:.0f} s ago",
         operation="run the pipeline",
-        hint=f"Wait for it; {holder.lease_seconds:g} s after its last sign of life it may be taken, and --take-over "
-        "takes it at once",
+        hint=Hint(hint, command=hint),
     )

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ from tidelog.pipeline.address import EngineRoot, Root
 from tidelog.pipeline.jobs.job import JobReport, OnProgress
 from tidelog.pipeline.jobs.tally import notes_on
 from tidelog.pipeline.runs.definition import Definition, Place, Step
+from tidelog.pipeline.tables.commits import Values
 from tidelog.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class TableStepOptions(msgspec.Struct, frozen=True, kw_only=True):
     to: str
     catalog: str | None = None
     catalog_properties: dict[str, str] = {}
-    values: str = "raw"
+    values: Values = "raw"
     schema: dict[str, Any] | None = None
     avro_schema: str | None = None
     with_headers: bool = False
@@ -189,7 +190,7 @@ class TableStepOptions(msgspec.Struct, frozen=True, kw_only=True):
 class GcStepOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Of a collection of garbage."""
 
-    grace_seconds: float = 3600.0
+    grace_seconds: Annotated[float, msgspec.Meta(ge=0)] = 3600.0
     is_dry_run: bool = False
 
 
@@ -414,7 +415,10 @@ def _python(request: Request) -> JobReport:
         *(request.definition.name, request.run, step.name, request.place_name, root, topics, dict(step.options)),
         *(request.began_us, request.on_progress),
     )
-    made = function(request.spark, context)
+    try:
+        made = function(request.spark, context)
+    except SystemExit as error:  # it must not end the run, nor say with 0 that all is well
+        raise RuntimeError(f"SystemExit: {error}") from error
     if isinstance(made, JobReport):
         return made
     if made is None or isinstance(made, Mapping):
@@ -434,7 +438,7 @@ def find_function(name: str, directory: str) -> Callable[..., object]:
     except (ImportError, AttributeError) as error:
         hint = "Install its module, or put it beside the file of the pipeline"
         raise ConfigError(f"there is no function {name}: {error}", hint=hint) from error
-    except Exception as error:  # the module is the user's, and may raise anything
+    except (Exception, SystemExit) as error:  # the module is the user's, and may raise anything, or be a script
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"the module of {name} cannot be imported: {what}", hint="Mend the module") from error
     if not callable(found):

@@ -501,6 +501,10 @@ class OptionReader:
 
     def location(self, hint: str) -> str:
         """The one place that the options name; `hint` says what it may be."""
+        path = self.text("path") or ""
+        if path.startswith("file:/") and not path.startswith("file://"):
+            # Spark makes `file:/x` of `/x` and of `file:///x`, and these are a directory and a store.
+            raise InputError(f"the path has become {path} in Spark", hint="In SQL the option root names the place")
         places = [place for name in ("root", "path", "dir") if (place := self.text(name))]
         if len(set(places)) > 1:
             raise InputError(
@@ -721,4 +725,5 @@ def _instead(name: str) -> str:
 
 def _unknown(name: str, known: list[str]) -> InputError:
     near = get_close_matches(name, known, n=1)
-    return InputError(f"there is no option {name}", hint=f"Did you mean {near[0]}?" if near else None)
+    hint = f"Did you mean {near[0]}?" if near else "docs/reference/spark-options.md has all of them"
+    return InputError(f"there is no option {name}", hint=hint)
