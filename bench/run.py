@@ -110,7 +110,7 @@ TABLE = [
     Benchmark("topic_pipeline", SPARK, {"megabytes": 256}, {"megabytes": 4}, needs="java", minutes=5),
     Benchmark("spark", SPARK, {"megabytes": 256}, {"megabytes": 1}, needs="java", minutes=5),
     Benchmark("spark_kafka", SPARK, {"megabytes": 300}, {"megabytes": 4}, needs="java", minutes=5),
-    Benchmark("spark_start", SPARK, needs="java", minutes=5),
+    Benchmark("spark_start", SPARK, needs="java", minutes=8),
     Benchmark(
         "spark_stream",
         SPARK,
