@@ -220,6 +220,20 @@ def test_finding_is_the_exit_code_and_in_the_table_of_steps(
     assert run_command(["--json", "pipeline", "run", str(file)]) == 0
 
 
+def test_finding_is_the_exit_code_also_if_another_step_failed(
+    tmp_path: Path, jobs: Jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """4 says "try again later", and a scheduler that does so would not show that something is damaged."""
+    tidelog.open(tmp_path / "data").close()
+    file = tmp_path / "pipeline.toml"
+    file.write_text(STAYING + "retries = 0\n")
+    jobs.errors["gc"] = iter([StoreUnavailableError("away")])
+    jobs.findings["verify"] = iter([Finding(subject="shop/orders", message="a frame is damaged")])
+    assert run_command(["--json", "pipeline", "run", str(file)]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert [one["status"] for one in report["steps"]] == ["found", "failed"]
+
+
 def test_run_killed_behind_a_finding_still_stops_what_comes_after_it(
     tmp_path: Path, jobs: Jobs, clock: ManualClock
 ) -> None:

@@ -122,11 +122,13 @@ def _run_every(session: Session, definition: Definition, once: Callable[[], Pipe
 
 
 def _tell_run(session: Session, report: PipelineReport) -> None:
+    """What was found is told before what failed: that may pass, and one who only tries again would not see the rest."""
     failed = next((one for one in report.steps if one.error is not None), None)
+    has_found = any(one.status == "found" for one in report.steps)
     try:
         tell(session, report, _show)
     except typer.Exit:
-        if failed is None or failed.error is None:
+        if has_found or failed is None or failed.error is None:
             raise
         kind = getattr(errors, failed.error, RetryError)
         raise typer.Exit(exit_code_of_class(kind)) from None
