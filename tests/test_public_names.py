@@ -20,9 +20,10 @@ ATTRIBUTES = {
         applied_seq apply apply_async apply_many apply_many_async changes collect_garbage
         collect_garbage_async compact compact_async compact_index compact_index_async create_checkpoint
         create_checkpoint_async digest digest_async high_water_mark list_buckets list_buckets_async
-        list_objects low_water_mark name open_object open_object_async plan_garbage plan_garbage_async read
-        read_async rollback_to rollback_to_async scan scan_async ship ship_async stat stat_async truncation_mark
-        update_low_water_mark update_low_water_mark_async verify verify_async versions versions_async
+        list_objects list_objects_async low_water_mark name open_object open_object_async plan_garbage
+        plan_garbage_async read read_async rollback_to rollback_to_async scan scan_async ship ship_async stat
+        stat_async truncation_mark update_low_water_mark update_low_water_mark_async verify verify_async versions
+        versions_async
     """,
     "Client": """
         close close_async configure_topic configure_topic_async delete_topic delete_topic_async engine engines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,34 @@ def test_objects_are_read_through_the_server(where: list[str], cli: Cli) -> None
     assert cli("engine", "digest", "--json", *where).json["seq"] == 4
     missing = cli("engine", "get", "photos", "none", *where)
     assert (missing.code, missing.out) == (3, b"")
+
+
+def test_keys_are_grouped_by_a_delimiter(directory: Path, tmp_path: Path, cli: Cli) -> None:
+    """Here, from a bucket and through a server: a line for each common prefix, which has no size and no seq."""
+    lines = [{"seq": 5, "op": "create_bucket", "bucket": "films"}]
+    keys = ("a/1", "a/2/x", "a/2/y", "b")
+    lines += [
+        {"seq": seq, "op": "put_object", "bucket": "films", "key": key, "data": key} for seq, key in enumerate(keys, 6)
+    ]
+    stdin = "\n".join(map(json.dumps, lines)).encode()
+    store = (tmp_path / "store").as_uri()
+    assert cli("engine", "apply", "-d", directory, "--store", store, "--low-water-mark", stdin=stdin).code == 0
+    assert cli("engine", "ship", "-d", directory).code == 0
+    nothing = {"bytes": None, "seq": None, "is_prefix": True}
+    expected = [{"key": "a/", **nothing}, {"key": "b", "bytes": 1, "seq": 9, "is_prefix": False}]
+    below = [{"key": "a/1", "bytes": 3, "seq": 6, "is_prefix": False}, {"key": "a/2/", **nothing}]
+
+    def check(*where: object) -> None:
+        ls = ("engine", "ls", "films")
+        assert cli(*ls, "--delimiter", "/", *where, "--json").json == expected
+        assert cli(*ls, "a/", "--delimiter", "/", *where, "--json").json == below
+        assert cli(*ls, "--delimiter", "/", *where).lines[1:] == ["a/\t\t\ttrue", "b\t1\t9\tfalse"]
+        assert [one["key"] for one in cli(*ls, *where, "--json").json] == list(keys)
+
+    check("--dir", directory)
+    check("--dir", store)
+    with serving(tmp_path / "data", engine=directory) as served:
+        check("--server", f"http://127.0.0.1:{served.address.port}")
 
 
 def test_garbage_is_planned_and_collected_through_the_server(where: list[str], served: Served, cli: Cli) -> None:

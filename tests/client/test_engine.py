@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.client.conftest import url_of
@@ -74,6 +75,30 @@ def test_scan_over_many_pages_is_one_state(engine: RemoteEngine) -> None:
     assert [one.key for one in engine.scan("b", reverse=True, seq=8999)] == keys[::-1]
     assert [one.key for one in engine.list_objects("b", "k00", start_after="k00003", limit=3)] == keys[4:7]
     assert [one.data for one in engine.scan("b", "k00001", "k00003", with_values=True)] == [b"v", b"v"]
+
+
+def test_listing_by_a_delimiter_is_that_of_the_engine(engine: RemoteEngine, served: Served) -> None:
+    """Common prefixes and objects, over many pages, from any key or prefix on, as of any seq, in tasks too."""
+    local = served.node.http.engines["main"]
+    keys = [key for number in range(1100) for key in (f"d{number:04}", f"d{number:04}/a", f"d{number:04}/b/c")]
+    engine.apply_many([(1, CreateBucket("b")), *((n, PutObject("b", key, b"v")) for n, key in enumerate(keys, 2))])
+    cases: list[dict[str, Any]] = [{}, {"limit": 3, "start_after": "d0007/"}, {"start_after": "d1090/a"}, {"seq": 90}]
+    for case in (*cases, {"prefix": "d0002/"}, {"prefix": "d0002/", "limit": 1}, {"prefix": "none"}):
+        assert list(engine.list_objects("b", delimiter="/", **case)) == list(
+            local.list_objects("b", delimiter="/", **case)
+        )
+    begun = engine.list_objects("b", delimiter="/")
+    first = next(begun)
+    engine.apply(9000, DeleteObject("b", keys[-3]))
+    assert [first, *begun] == list(local.list_objects("b", seq=8999, delimiter="/"))
+
+    async def in_task() -> list[tidelog.ObjectInfo]:
+        return [one async for one in engine.list_objects_async("b", "d0001", delimiter="/")]
+
+    assert [(one.key, one.is_prefix) for one in asyncio.run(in_task())] == [("d0001", False), ("d0001/", True)]
+    for wrong in ({"limit": 0}, {"delimiter": 7}):
+        with pytest.raises(tidelog.InputError):
+            list(engine.list_objects("b", **wrong))  # type: ignore[arg-type]
 
 
 def test_entry_whose_answer_was_lost_is_applied_once(served: Served) -> None:

@@ -42,6 +42,7 @@ from tidelog.engine.entry import (
     taken_data,
 )
 from tidelog.engine.object_file import AsyncObjectFile, SeekableObject
+from tidelog.engine.reads import check_limit, check_text
 from tidelog.engine.sst.value_file import PIECE_BYTES
 from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedError
 from tidelog.findings import VerifyReport
@@ -66,6 +67,7 @@ class _Item(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     size: int
     seq: int
+    is_prefix: bool = False
     crc: int | None = None
     data: bytes | None = None
     metadata: dict[str, Any] | None = None
@@ -120,7 +122,10 @@ class _Scan:
         self._is_over = not found.is_cut or self._left == 0 or not found.objects
         if found.objects:
             last = found.objects[-1].key
-            self._query |= {"end": last} if self._query.get("reverse") else {"start": last + "\0"}
+            if self._query.get("delimiter"):
+                self._query |= {"start_after": last}
+            else:
+                self._query |= {"end": last} if self._query.get("reverse") else {"start": last + "\0"}
         return found.objects
 
 
@@ -378,11 +383,42 @@ class RemoteEngine:
         *,
         start_after: str | None = None,
         limit: int | None = None,
+        delimiter: str = "",
     ) -> Iterator[ObjectInfo]:
-        """Yields the objects of a bucket whose keys start with the prefix, in key order, as of a seq."""
-        start = None if start_after is None else start_after + "\0"
-        for one in self.scan(bucket, start, prefix=prefix, limit=limit, seq=seq):
-            yield ObjectInfo(one.key, one.size, one.seq)
+        """Yields the objects of a bucket whose keys start with the prefix, in key order, as of a seq. With a
+        `delimiter`, keys that contain it after the prefix are grouped into one item, their common prefix (`is_prefix`).
+        """
+        begun = self._bridge.wait(self._listing(bucket, prefix, seq, start_after, limit, delimiter))
+        while (page := self._bridge.wait(begun.page())) is not None:
+            yield from map(_listed, page)
+
+    async def list_objects_async(
+        self,
+        bucket: str,
+        prefix: str = "",
+        seq: int | None = None,
+        *,
+        start_after: str | None = None,
+        limit: int | None = None,
+        delimiter: str = "",
+    ) -> AsyncIterator[ObjectInfo]:
+        """Like `list_objects`, without blocking the event loop."""
+        work = self._listing(bucket, prefix, seq, start_after, limit, delimiter)
+        begun = await asyncio.wrap_future(self._bridge.start(work))
+        while (page := await asyncio.wrap_future(self._bridge.start(begun.page()))) is not None:
+            for one in page:
+                yield _listed(one)
+
+    async def _listing(
+        self, bucket: str, prefix: str, seq: int | None, start_after: str | None, limit: int | None, delimiter: str
+    ) -> _Scan:
+        check_text("delimiter", delimiter)
+        check_limit(limit)
+        if not delimiter:
+            start = None if start_after is None else start_after + "\0"
+            return await self._scan(bucket, start, None, prefix, False, limit, False, seq)
+        query: dict[str, object] = {"prefix": prefix or None, "delimiter": delimiter, "start_after": start_after}
+        return await self._scanned_as_of(bucket, query, limit, seq)
 
     async def _scan(
         self,
@@ -395,10 +431,13 @@ class RemoteEngine:
         with_values: bool,
         seq: int | None,
     ) -> _Scan:
+        query: dict[str, object] = {"start": start, "end": end, "prefix": prefix or None}
+        return await self._scanned_as_of(bucket, query | {"reverse": reverse, "with_values": with_values}, limit, seq)
+
+    async def _scanned_as_of(self, bucket: str, query: dict[str, object], limit: int | None, seq: int | None) -> _Scan:
         at = seq if seq is not None else (await self._marks()).applied_seq or None
         path = path_of("engines", self._name, "buckets", bucket, "objects")
-        query: dict[str, object] = {"start": start, "end": end, "prefix": prefix or None, "seq": at}
-        return _Scan(self._http, path, query | {"reverse": reverse, "with_values": with_values}, limit)
+        return _Scan(self._http, path, {**query, "seq": at}, limit)
 
     # The log
 
@@ -502,6 +541,10 @@ def _converted(found: object, kind: type[_Kind]) -> _Kind:
 
 def _scanned(one: _Item) -> ScannedObject:
     return ScannedObject(one.key, one.size, one.seq, one.crc or 0, one.data, one.metadata)
+
+
+def _listed(one: _Item) -> ObjectInfo:
+    return ObjectInfo(one.key, one.size, one.seq, one.is_prefix)
 
 
 def _replaced(bucket: str, key: str, version: int) -> NotFoundError:

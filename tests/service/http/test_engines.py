@@ -88,6 +88,10 @@ def test_ranges_are_scanned(engine: Served) -> None:
         ("b", False),
         ("c/", True),
     ]
+    following = engine.ok("GET", f"{PHOTOS}?delimiter=/&start_after=a/&limit=1")
+    assert ([one["key"] for one in following["objects"]], following["is_cut"]) == (["b"], True)
+    assert [one["key"] for one in engine.ok("GET", f"{PHOTOS}?start_after=a/1")["objects"]] == ["a/2", "b", "c/1"]
+    assert engine.call("GET", f"{PHOTOS}?start_after=a&start=b").status == 400
     assert [one["key"] for one in engine.ok("GET", f"{PHOTOS}?seq=2")["objects"]] == ["a/1"]
     assert engine.ok("GET", f"{MAIN}/buckets") == {"buckets": ["photos"]}
 

@@ -26,6 +26,7 @@ from tidelog.engine.entry import (
     CreateBucket,
     DeleteBucket,
     DeleteObject,
+    ObjectInfo,
     ObjectStat,
     Operation,
     PutObject,
@@ -103,14 +104,30 @@ def ls(
     bucket: Annotated[str | None, typer.Argument(metavar="BUCKET", help="[default: list the buckets].")] = None,
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only keys that begin like this.")] = "",
     seq: SeqOption = None,
+    delimiter: Annotated[
+        str, typer.Option("--delimiter", metavar="TEXT", help="Group keys up to this, as directories do with /.")
+    ] = "",
 ) -> None:
-    """Lists the buckets, or the objects of one. Objects in the order of their keys."""
+    """Lists the buckets, or the objects of one. Objects in the order of their keys.
+
+    With --delimiter / keys that have a slash after PREFIX are one line, what they begin with up to it (`is_prefix`): a
+    bucket is listed like a directory.
+    """
     with reading_anywhere(session) as engine:
         if bucket is None:
             session.output.rows(("bucket",), [{"bucket": name} for name in engine.list_buckets(seq)])
             return
-        rows = [{"key": one.key, "bytes": one.size, "seq": one.seq} for one in engine.list_objects(bucket, prefix, seq)]
-    session.output.rows(("key", "bytes", "seq"), rows)
+        listed = engine.list_objects(bucket, prefix, seq, delimiter=delimiter)
+        rows = [{"key": one.key, **_about(one, is_grouped=bool(delimiter))} for one in listed]
+    session.output.rows(("key", "bytes", "seq", *(("is_prefix",) if delimiter else ())), rows)
+
+
+def _about(one: ObjectInfo, *, is_grouped: bool) -> dict[str, object]:
+    """A common prefix is no object: it has no size and no seq."""
+    about: dict[str, object] = {"bytes": one.size, "seq": one.seq}
+    if is_grouped:
+        about = {**(dict.fromkeys(about) if one.is_prefix else about), "is_prefix": one.is_prefix}
+    return about
 
 
 def versions(session: Session, bucket: BucketArgument, key: KeyArgument) -> None:

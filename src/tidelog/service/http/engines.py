@@ -148,6 +148,8 @@ class ScanQuery(AsOf, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The first key."""
     end: str | None = None
     """The key to stop before."""
+    start_after: str | None = None
+    """The key, or the common prefix, that the page before ended with."""
     reverse: bool = False
     limit: Annotated[int, msgspec.Meta(ge=1, le=_MOST)] = 1000
     with_values: bool = False
@@ -419,14 +421,19 @@ async def scan_objects(call: Call) -> Scanned:
     query: ScanQuery = call.query
     engine, bucket = readable_of(call), call.path["bucket"]
     found: list[ScannedItem] = []
+    start, after = query.start, query.start_after
+    if start is not None and after is not None:
+        raise InputError("start and start_after both say where to begin", hint="Give one of them")
     if query.delimiter:
-        if query.with_values or query.reverse or query.start is not None or query.end is not None:
-            raise InputError("delimiter goes with prefix, limit and seq only")
-        listed: Any = engine.list_objects_async(bucket, query.prefix, query.seq, delimiter=query.delimiter)
+        if query.with_values or query.reverse or start is not None or query.end is not None:
+            raise InputError("delimiter goes with prefix, start_after, limit and seq only")
+        listed: Any = engine.list_objects_async(
+            bucket, query.prefix, query.seq, start_after=after, delimiter=query.delimiter
+        )
     else:
         listed = engine.scan_async(
             bucket,
-            query.start,
+            start if after is None else after + "\0",
             query.end,
             prefix=query.prefix,
             reverse=query.reverse,
