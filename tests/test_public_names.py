@@ -21,9 +21,9 @@ ATTRIBUTES = {
         collect_garbage_async compact compact_async compact_index compact_index_async create_checkpoint
         create_checkpoint_async digest digest_async high_water_mark list_buckets list_buckets_async
         list_objects list_objects_async low_water_mark name open_object open_object_async plan_garbage
-        plan_garbage_async read read_async rollback_to rollback_to_async scan scan_async ship ship_async stat
-        stat_async truncation_mark update_low_water_mark update_low_water_mark_async verify verify_async versions
-        versions_async
+        plan_garbage_async read read_async read_many read_many_async rollback_to rollback_to_async scan scan_async
+        ship ship_async stat stat_async truncation_mark update_low_water_mark update_low_water_mark_async verify
+        verify_async versions versions_async
     """,
     "Client": """
         close close_async configure_topic configure_topic_async delete_topic delete_topic_async engine engines

@@ -101,6 +101,51 @@ def test_listing_by_a_delimiter_is_that_of_the_engine(engine: RemoteEngine, serv
             list(engine.list_objects("b", **wrong))  # type: ignore[arg-type]
 
 
+def test_many_objects_are_read_as_of_one_seq(engine: RemoteEngine, served: Served) -> None:
+    """In the order of their keys, None for what is not there; what is no longer kept is an error, not None."""
+    local = served.node.http.engines["main"]
+    keys = [f"k{number}" for number in range(30)]
+    engine.apply_many(
+        [(1, CreateBucket("b")), *((n, PutObject("b", key, b"v%d" % n)) for n, key in enumerate(keys, 2))]
+    )
+    engine.apply_many([(40, DeleteObject("b", "k3")), (41, PutObject("b", "k4", b"new", metadata={"n": 1}))])
+    wanted = [("b", "k4"), ("none", "k1"), ("b", "k4"), *(("b", key) for key in (*keys, "other"))]
+    for seq in (None, 39, 1):
+        assert engine.read_many(wanted, seq) == local.read_many(wanted, seq)
+        assert asyncio.run(engine.read_many_async(wanted, seq)) == local.read_many(wanted, seq)
+    listed = (("b", one.key) for one in engine.list_objects("b", "k2"))  # asks the server itself
+    assert [one.data for one in engine.read_many(listed) if one] == [b"v4", *(b"v%d" % n for n in range(22, 32))]
+    assert engine.read_many([]) == []
+    for wrong in ("text", [("b",)], [("b", 7)], 7):
+        with pytest.raises(tidelog.InputError):
+            engine.read_many(wrong)  # type: ignore[arg-type]
+    engine.update_low_water_mark(41)
+    local.collect_garbage(horizon=41)
+    for wrong_seq, kind in ((39, tidelog.NotFoundError), (42, tidelog.InputError)):
+        for read in (engine.read_many, local.read_many):
+            with pytest.raises(kind):
+                read(wanted, wrong_seq)
+
+
+def test_many_reads_leave_connections_to_others(engine: RemoteEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several requests are on their way at once, and no more than half of what a client has."""
+    engine.apply_many([(1, CreateBucket("b")), *((n, PutObject("b", f"k{n}", b"v")) for n in range(2, 52))])
+    read, running, seen = RemoteEngine._read, 0, set()
+
+    async def counted(*args: Any, **how: Any) -> tidelog.StoredObject:
+        nonlocal running
+        running += 1
+        seen.add(running)
+        try:
+            return await read(*args, **how)
+        finally:
+            running -= 1
+
+    monkeypatch.setattr(RemoteEngine, "_read", counted)
+    assert len(engine.read_many([("b", f"k{n}") for n in range(2, 52)])) == 50
+    assert max(seen) == 4
+
+
 def test_entry_whose_answer_was_lost_is_applied_once(served: Served) -> None:
     """The same seq with the same entry is sent again, and changes nothing."""
     with FaultProxy(url_of(served)) as proxy, tidelog.connect(proxy.endpoint) as log:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -43,11 +43,14 @@ from tidelog.engine.entry import (
 )
 from tidelog.engine.object_file import AsyncObjectFile, SeekableObject
 from tidelog.engine.reads import check_limit, check_text
+from tidelog.engine.scan import checked_keys
 from tidelog.engine.sst.value_file import PIECE_BYTES
 from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedError
 from tidelog.findings import VerifyReport
 
 _PAGE = 1000
+_READ_AT_ONCE = 4
+"""Half of the connections of a client, which others use too."""
 _Kind = TypeVar("_Kind")
 
 
@@ -270,6 +273,44 @@ class RemoteEngine:
         except (*JSON_ERRORS, ValueError):
             raise DataError("the server does not say which version of the object this is") from None
 
+    def read_many(self, keys: Iterable[tuple[str, str]], seq: int | None = None) -> list[StoredObject | None]:
+        """Returns the objects of these (bucket, key) as of one seq, in their order; None for those that do not exist.
+        Several are asked for at once.
+        """
+        wanted = checked_keys(keys)  # here: an iterator may itself ask the server
+        return self._bridge.wait(self._read_many(wanted, seq))
+
+    async def read_many_async(
+        self, keys: Iterable[tuple[str, str]], seq: int | None = None
+    ) -> list[StoredObject | None]:
+        """Like `read_many`, without blocking the event loop."""
+        return await asyncio.wrap_future(self._bridge.start(self._read_many(checked_keys(keys), seq)))
+
+    async def _read_many(self, wanted: Sequence[tuple[str, str]], seq: int | None) -> list[StoredObject | None]:
+        at = await self._as_of(seq)
+        found: list[StoredObject | None] = [None] * len(wanted)
+        left = iter(enumerate(wanted))
+
+        async def read() -> None:
+            for number, (bucket, key) in left:
+                with suppress(NotFoundError):
+                    found[number] = await self._read(bucket, key, at)
+
+        reading = [asyncio.ensure_future(read()) for _ in wanted[:_READ_AT_ONCE]]
+        try:
+            await asyncio.gather(*reading)
+        finally:
+            for one in reading:
+                one.cancel()
+            await asyncio.gather(*reading, return_exceptions=True)
+        if None in found:
+            await self._list_buckets(at)  # NotFoundError where the state is not there, instead of the object
+        return found
+
+    async def _as_of(self, seq: int | None) -> int | None:
+        """The seq that several requests are to show; None for an engine without entries."""
+        return seq if seq is not None else (await self._marks()).applied_seq or None
+
     async def _versions(self, bucket: str, key: str) -> list[VersionInfo]:
         """Returns all kept versions of an object, newest first, including deletions."""
         found: _Versions = await self._http.json("GET", f"{self._object(bucket, key)}/versions", kind=_Versions)
@@ -435,9 +476,8 @@ class RemoteEngine:
         return await self._scanned_as_of(bucket, query | {"reverse": reverse, "with_values": with_values}, limit, seq)
 
     async def _scanned_as_of(self, bucket: str, query: dict[str, object], limit: int | None, seq: int | None) -> _Scan:
-        at = seq if seq is not None else (await self._marks()).applied_seq or None
         path = path_of("engines", self._name, "buckets", bucket, "objects")
-        return _Scan(self._http, path, {**query, "seq": at}, limit)
+        return _Scan(self._http, path, {**query, "seq": await self._as_of(seq)}, limit)
 
     # The log
 
