@@ -46,8 +46,6 @@ def test_guard_says_what_has_become_more() -> None:
     [
         ("append", tidelog.Topic, "append"),
         ("append_many", tidelog.Topic, "append_many"),
-        ("apply", tidelog.Engine, "apply"),
-        ("apply_many", tidelog.Engine, "apply_many"),
         ("read", tidelog.Topic, "read"),
     ],
 )
