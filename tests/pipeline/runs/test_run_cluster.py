@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -41,6 +42,66 @@ ATTEMPTS = 5
 PARTS = 8
 LATEST_SECONDS = 20.0
 PROGRAMS = Path(_find_spark_home(), "bin")
+PARTITIONS = 12
+HELD_OFFSET = 200
+PARTITION_MESSAGES = HELD_OFFSET + 50
+# Rows go on in small batches: a task that is held has handed over those before.
+COPIED = f"""
+name = "copied"
+[spark.settings]
+"spark.driver.host" = "127.0.0.1"
+"spark.executor.memory" = "512m"
+"spark.network.timeout" = "{LIMIT_SECONDS}s"
+"spark.scheduler.minRegisteredResourcesRatio" = 1.0
+"spark.scheduler.maxRegisteredResourcesWaitingTime" = "{LIMIT_SECONDS}s"
+"spark.sql.execution.arrow.maxRecordsPerBatch" = 50
+[places.shop]
+root = "./data"
+topics = ["shop/orders"]
+[[steps]]
+do = "ship"
+[[steps]]
+name = "copy"
+do = "python"
+function = "copied_jobs:copy"
+after = "ship"
+options = {{ signs = "SIGNS", held_offset = {HELD_OFFSET} }}
+[[steps]]
+do = "table"
+after = "copy"
+options = {{ to = "./table", values = "raw" }}
+[[steps]]
+do = "verify"
+after = "table"
+"""
+COPIED_JOBS = """
+import time
+from pathlib import Path
+from pyspark.sql.functions import udf
+
+def copy(spark, context):
+    signs, held_offset = context.options["signs"], context.options["held_offset"]
+
+    def wait_for(name):  # executors have no such module: what goes to them is in here
+        deadline = time.monotonic() + 600
+        while not Path(signs, name).exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(name)
+            time.sleep(0.05)
+
+    def held(value, offset):
+        if offset == held_offset:
+            Path("held").touch()  # in the working directory of the executor
+            wait_for("goes-on")
+        return value
+
+    root = context.root.location
+    rows = spark.read.format("tidelog").option("root", root).option("subscribe", "shop/orders").load()
+    copied = rows.select(udf(held, "binary")("value", "offset").alias("value")).write.format("tidelog")
+    copied.options(**context.once).option("root", root).option("topic", "shop/copy").mode("append").save()
+    Path(signs, "copied").touch()
+    wait_for("table-begins")
+"""
 ENVIRONMENT = {**os.environ, "JDK_JAVA_OPTIONS": JAVA_OPTIONS, "PYSPARK_PYTHON": sys.executable}
 STEPS = {"ship", "compact", "verify", "table", "totals", "checkpoint", "digest", "gc", "report"}
 
@@ -280,6 +341,87 @@ def test_pipeline_runs_on_a_cluster_by_command_and_by_submit(declared: Path, tmp
         time.sleep(1)  # all of it is due again
         run_submit(url, "", {}, submit.__file__, "run", str(declared))
     assert len(reports_of(declared)) == totals(declared) == 2
+
+
+@pytest.mark.long
+def test_run_whose_executors_are_killed_at_work_ends_well_and_does_nothing_twice(tmp_path: Path) -> None:
+    """One dies while its task has read most of its rows, then all of them while a table is written: Spark gives their
+    tasks to new ones. Every proof holds; the copy and the table have each message once."""
+    with tidelog.open(tmp_path / "data", store=(tmp_path / "bucket").as_uri(), metadata="bucket") as log:
+        orders = log.topic("shop/orders", partitions=PARTITIONS)
+        for partition in range(PARTITIONS):
+            ids = range(partition, PARTITIONS * PARTITION_MESSAGES, PARTITIONS)
+            orders.append_many([b'{"id": %d}' % number for number in ids], partition=partition, sync=True)
+    signs, servers, said = tmp_path / "signs", tmp_path / "servers", tmp_path / "said"
+    (tmp_path / "pipeline.toml").write_text(COPIED.replace("SIGNS", str(signs)))
+    (tmp_path / "copied_jobs.py").write_text(COPIED_JOBS)
+    for directory in (signs, servers):
+        directory.mkdir()
+    words = command(tmp_path / "pipeline.toml", "--json", "--master")
+    with standalone_cluster(servers) as url, said.open("wb") as file:
+        running = subprocess.Popen([*words, url], stdout=subprocess.PIPE, stderr=file)
+        try:
+            wait_until(lambda: len(executors(servers, "held")) == 2, running, said)
+            first, second = executors(servers, "held")
+            os.kill(first, signal.SIGKILL)
+            (signs / "goes-on").touch()
+            wait_until((signs / "copied").exists, running, said)
+            os.kill(second, signal.SIGSTOP)  # the table is not done without the task that it is given
+            (signs / "table-begins").touch()
+            wait_until(lambda: any((tmp_path / "table").glob("**/*.parquet")), running, said)
+            at_work = executors(servers)
+            for executor in at_work:
+                os.kill(executor, signal.SIGKILL)
+            written = len(list((tmp_path / "table").glob("**/*.parquet")))
+            printed, _ = running.communicate(timeout=LIMIT_SECONDS)
+        finally:
+            running.kill()
+            running.wait()
+    assert running.returncode == 0, said.read_text("utf-8", "replace")
+    assert len({*at_work} - {first, second}) == 1  # the one that came for the first
+    assert written < PARTITIONS
+    check_copied_once(tmp_path, json.loads(printed))
+
+
+def check_copied_once(directory: Path, report: dict[str, Any]) -> None:
+    """The report's proofs, and the rows of the copy and of the table."""
+    assert {one["step"]: one["status"] for one in report["steps"]} == dict.fromkeys(
+        ("ship", "copy", "table", "verify"), "done"
+    )
+    assert report["ok"], report["findings"]
+    assert all(one["came_out"] in (None, one["went_in"]) for one in report["reconciliations"])
+    (proof,) = (one for one in report["reconciliations"] if one["subject"].startswith("shop/orders to "))
+    assert proof["came_out"]["messages"] == PARTITIONS * PARTITION_MESSAGES
+    ids = range(PARTITIONS * PARTITION_MESSAGES)
+    with find_root(directory / "data").open() as log:
+        copied = [(one.offset, json.loads(one.value or b"")["id"]) for one in log.topic("shop/copy").read()]
+    assert [offset for offset, _ in copied] == list(ids)
+    assert sorted(number for _, number in copied) == list(ids)
+    rows = pq.read_table(directory / "table", columns=["partition", "offset", "value"]).to_pylist()
+    assert sorted((json.loads(one["value"])["id"], one["partition"], one["offset"]) for one in rows) == [
+        (number, number % PARTITIONS, number // PARTITIONS) for number in ids
+    ]
+
+
+def executors(servers: Path, marked: str = "") -> list[int]:
+    """The executors of a cluster, by their ids: those in whose working directory there is a file of this name."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            place = (entry / "cwd").readlink()
+            is_executor = b"CoarseGrainedExecutorBackend" in (entry / "cmdline").read_bytes()
+            if is_executor and place.is_relative_to(servers) and (place / marked).exists():
+                found.append(int(entry.name))
+    return found
+
+
+def wait_until(is_so: Callable[[], bool], running: subprocess.Popen[bytes], said: Path) -> None:
+    """Until it is so, while the run goes on."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not is_so():
+        assert running.poll() is None, said.read_text("utf-8", "replace")[-5000:]
+        assert time.monotonic() < deadline, said.read_text("utf-8", "replace")[-5000:]
+        time.sleep(0.01)
 
 
 @pytest.mark.long
