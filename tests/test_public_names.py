@@ -17,8 +17,8 @@ from tidelog.errors import NotFoundError, NotSupportedError
 # others begin with an underscore.
 ATTRIBUTES = {
     "RemoteEngine": """
-        applied_seq apply apply_async apply_many apply_many_async changes collect_garbage
-        collect_garbage_async compact compact_async compact_index compact_index_async create_checkpoint
+        applied_seq apply apply_async apply_many apply_many_async changes changes_async
+        collect_garbage collect_garbage_async compact compact_async compact_index compact_index_async create_checkpoint
         create_checkpoint_async digest digest_async high_water_mark list_buckets list_buckets_async
         list_objects list_objects_async low_water_mark name open_object open_object_async plan_garbage
         plan_garbage_async read read_async read_many read_many_async rollback_to rollback_to_async scan scan_async

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.client.conftest import url_of
 from tests.fault_proxy import LOSE_ANSWER, FaultProxy
-from tests.service.http.serving import Served, serving
+from tests.service.http.serving import WAIT_SECONDS, Served, serving
 
 import tidelog
 from tidelog import CreateBucket, DeleteObject, PutObject, RemoteEngine
@@ -144,6 +145,53 @@ def test_many_reads_leave_connections_to_others(engine: RemoteEngine, monkeypatc
     monkeypatch.setattr(RemoteEngine, "_read", counted)
     assert len(engine.read_many([("b", f"k{n}") for n in range(2, 52)])) == 50
     assert max(seen) == 4
+
+
+def test_changes_are_followed(engine: RemoteEngine) -> None:
+    """What there is and what comes, in threads and tasks, by prefix; committed ones when they are, none left out."""
+    engine.apply_many([(1, CreateBucket("b")), (2, PutObject("b", "x/1", b"1")), (3, PutObject("b", "y", b"2"))])
+    everything = engine.changes(follow=True)
+    some = engine.changes(2, follow=True, prefix="b/x", with_values=True)
+    assert [next(everything).seq for _ in range(3)] == [1, 2, 3]
+    assert next(some).entry == PutObject("b", "x/1", b"1")
+    with ThreadPoolExecutor(3) as threads:
+        waiting = [threads.submit(next, everything), threads.submit(next, some)]
+        committed = engine.changes(follow=True, committed=True)
+        first = threads.submit(next, committed)
+        engine.apply(4, DeleteObject("b", "y"))
+        assert waiting[0].result(WAIT_SECONDS).seq == 4
+        engine.apply(5, PutObject("b", "x/2", b"3"))
+        assert waiting[1].result(WAIT_SECONDS).entry == PutObject("b", "x/2", b"3")
+        engine.update_low_water_mark(2)
+        assert (first.result(WAIT_SECONDS).seq, next(committed).seq) == (1, 2)
+        engine.update_low_water_mark(4)
+        assert [next(committed).seq for _ in range(2)] == [3, 4]
+
+    async def in_task() -> list[int]:
+        feed = engine.changes_async(5, follow=True)
+        seen = [(await anext(feed)).seq]
+        coming = asyncio.ensure_future(anext(feed))
+        await engine.apply_async(6, DeleteObject("b", "none"))
+        seen.append((await asyncio.wait_for(coming, WAIT_SECONDS)).seq)
+        return [*seen, *[one.seq async for one in engine.changes_async(6)]]
+
+    assert asyncio.run(in_task()) == [5, 6, 6]
+
+
+def test_changes_that_are_rolled_back_end_a_feed(engine: RemoteEngine) -> None:
+    """Whether it waits then or comes later, when other entries have the same seqs."""
+    engine.apply_many([(1, CreateBucket("b")), (2, PutObject("b", "k", b"1")), (3, PutObject("b", "k", b"2"))])
+    late, waiting = engine.changes(follow=True), engine.changes(follow=True)
+    for feed in (late, waiting):
+        assert [next(feed).seq for _ in range(3)] == [1, 2, 3]
+    with ThreadPoolExecutor(1) as threads:
+        coming = threads.submit(next, waiting)
+        engine.rollback_to(2)
+        engine.apply_many([(3, PutObject("b", "k", b"other")), (4, PutObject("b", "k", b"more"))])
+        with pytest.raises(tidelog.ConflictError, match="rolled back"):
+            coming.result(WAIT_SECONDS)
+    with pytest.raises(tidelog.ConflictError, match="rolled back"):
+        next(late)
 
 
 def test_entry_whose_answer_was_lost_is_applied_once(served: Served) -> None:

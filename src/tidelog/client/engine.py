@@ -29,9 +29,15 @@ from tidelog.engine.cold.merge import CompactionReport
 from tidelog.engine.core import IndexCompactionReport
 from tidelog.engine.entry import (
     Batch,
+    Conditional,
+    CopyObject,
+    CreateBucket,
+    DeleteBucket,
+    DeleteObject,
     Entry,
     ObjectInfo,
     ObjectStat,
+    Operation,
     PutObject,
     Result,
     ScannedObject,
@@ -49,6 +55,7 @@ from tidelog.errors import DataError, InputError, NotFoundError, NotSupportedErr
 from tidelog.findings import VerifyReport
 
 _PAGE = 1000
+_WAIT_SECONDS = 30.0
 _READ_AT_ONCE = 4
 """Half of the connections of a client, which others use too."""
 _Kind = TypeVar("_Kind")
@@ -89,9 +96,32 @@ class _Stat(msgspec.Struct, frozen=True, kw_only=True):
     crc: int
 
 
+class _Put(Conditional, frozen=True, tag="PutObject", kw_only=True):
+    """A put whose value may not have been asked for."""
+
+    bucket: str
+    key: str
+    data: bytes = b""
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+_Operation = CreateBucket | DeleteBucket | _Put | DeleteObject | CopyObject
+
+
+class _Batch(msgspec.Struct, frozen=True, tag="Batch"):
+    entries: list[_Operation]
+
+
+class _Change(msgspec.Struct, frozen=True):
+    seq: int
+    entry: _Operation | _Batch
+    result: Result
+
+
 class _Changes(msgspec.Struct, frozen=True):
-    changes: list[Change]
+    changes: list[_Change]
     next_seq: int
+    rollbacks: int | None = None
 
 
 class ServedPlan(GarbagePlan, frozen=True, kw_only=True):
@@ -130,6 +160,47 @@ class _Scan:
             else:
                 self._query |= {"end": last} if self._query.get("reverse") else {"start": last + "\0"}
         return found.objects
+
+
+def _changed(one: _Change) -> Change:
+    entry = one.entry
+    read = Batch([_operation(part) for part in entry.entries]) if isinstance(entry, _Batch) else _operation(entry)
+    return Change(one.seq, read, one.result)
+
+
+def _operation(one: _Operation) -> Operation:
+    return PutObject(**msgspec.structs.asdict(one)) if isinstance(one, _Put) else one
+
+
+class _Feed:
+    """Changes, page by page. Everything here runs in the client's loop."""
+
+    def __init__(self, http: Http, path: str, start_seq: int, which: dict[str, object], *, follows: bool) -> None:
+        self._http = http
+        self._path = path
+        self._next_seq = start_seq
+        self._query: dict[str, object] = {**which, "limit": _PAGE, "wait": _WAIT_SECONDS if follows else None}
+        self._follows = follows
+        self._is_over = False
+
+    async def page(self) -> list[Change] | None:
+        """The next changes, none where a wait was in vain; None at the end."""
+        if self._is_over:
+            return None
+        query, seconds = {**self._query, "start_seq": self._next_seq}, self._http.timeout_seconds
+        if self._follows:
+            more: dict[str, Any] = {"waits": True, "timeout": 2 * seconds + _WAIT_SECONDS}
+            more["attempt"] = seconds + _WAIT_SECONDS
+        else:
+            more = {}
+        found: _Changes = await self._http.json("GET", self._path, query=query, kind=_Changes, **more)
+        if self._follows:
+            self._query["rollbacks"] = found.rollbacks
+            if found.next_seq > self._next_seq:  # else it waits for a seq that nothing has yet
+                self._query["seen_seq"] = found.next_seq - 1
+        self._next_seq = found.next_seq
+        self._is_over = not self._follows and len(found.changes) < _PAGE
+        return [_changed(one) for one in found.changes]
 
 
 class RemoteObject(io.BufferedReader):
@@ -485,22 +556,35 @@ class RemoteEngine:
         self,
         start_seq: int = 1,
         *,
+        follow: bool = False,
         prefix: str = "",
         with_values: bool = False,
         committed: bool = False,
     ) -> Iterator[Change]:
-        """The entries that were applied from a seq on, and what became of each, up to the last one of now."""
-        query = {"prefix": prefix, "with_values": with_values, "committed": committed, "limit": _PAGE}
-        while True:
-            page = self._bridge.wait(self._changes({"start_seq": max(1, start_seq), **query}))
-            yield from page.changes
-            if len(page.changes) < _PAGE:
-                return
-            start_seq = page.next_seq
+        """The entries that were applied from a seq on, and what became of each, up to the last one of now; with
+        `follow` it waits for more. ConflictError if what was read is rolled back; with `committed` nothing is.
+        """
+        feed = self._feed(start_seq, follow=follow, prefix=prefix, with_values=with_values, committed=committed)
+        while (page := self._bridge.wait(feed.page())) is not None:
+            yield from page
 
-    async def _changes(self, query: dict[str, object]) -> _Changes:
-        found: _Changes = await self._http.json("GET", f"{self._path}/changes", query=query, kind=_Changes)
-        return found
+    async def changes_async(
+        self,
+        start_seq: int = 1,
+        *,
+        follow: bool = False,
+        prefix: str = "",
+        with_values: bool = False,
+        committed: bool = False,
+    ) -> AsyncIterator[Change]:
+        """Like `changes`, without blocking the event loop."""
+        feed = self._feed(start_seq, follow=follow, prefix=prefix, with_values=with_values, committed=committed)
+        while (page := await asyncio.wrap_future(self._bridge.start(feed.page()))) is not None:
+            for change in page:
+                yield change
+
+    def _feed(self, start_seq: int, *, follow: bool, **which: object) -> _Feed:
+        return _Feed(self._http, f"{self._path}/changes", max(1, start_seq), which, follows=follow)
 
     # Operations
 

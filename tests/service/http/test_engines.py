@@ -108,6 +108,12 @@ def test_marks_move_and_changes_are_read(engine: Served) -> None:
     rest = engine.ok("GET", f"{MAIN}/changes?start_seq={read['next_seq']}")
     assert (rest["next_seq"], rest["changes"][0]["entry"]["key"]) == (4, "cat")
     assert "data" not in rest["changes"][0]["entry"]  # not asked for, which is not an empty value
+    committed = engine.ok("GET", f"{MAIN}/changes?start_seq=2&committed=true")
+    assert ([one["seq"] for one in committed["changes"]], committed["next_seq"]) == ([2], 3)  # what follows is to come
+    in_vain = engine.ok("GET", f"{MAIN}/changes?start_seq=4&wait=0.01")
+    assert (in_vain["changes"], in_vain["next_seq"], in_vain["rollbacks"]) == ([], 4, 1)
+    for rolled_back in ("start_seq=5&rollbacks=0", "start_seq=5&seen_seq=4"):
+        assert engine.call("GET", f"{MAIN}/changes?{rolled_back}").status == 409
     (listed,) = engine.ok("GET", "/v1/engines")["engines"]
     described = engine.ok("GET", MAIN)
     assert (listed["name"], listed["applied_seq"], described["statistics"]["applied_seq"]) == ("main", 3, 3)

@@ -13,6 +13,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from http import HTTPStatus
@@ -37,6 +38,7 @@ from tidelog.engine.entry import (
     VersionInfo,
     operations,
 )
+from tidelog.engine.mvcc.retention import rolled_back
 from tidelog.engine.restoring import RestoringEngine
 from tidelog.errors import ConflictError, InputError, NotFoundError
 from tidelog.service.auth.access import Kind, Permission, Resource
@@ -246,6 +248,12 @@ class ChangesQuery(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     with_values: bool = False
     committed: bool = False
     """Only what is never rolled back."""
+    wait: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
+    """Seconds to wait for a change when there is none."""
+    rollbacks: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """What the page before said: 409 if something before `start_seq` was rolled back since."""
+    seen_seq: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """The last seq that was read: 409 from an engine that has less, for instance after it was moved."""
 
 
 class PutObjectShown(Conditional, frozen=True, tag="PutObject", kw_only=True, omit_defaults=True):
@@ -281,6 +289,8 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[ChangeShown]
     next_seq: int
     """Go on from here."""
+    rollbacks: int
+    """How often entries were rolled back since the engine was opened."""
 
 
 def engine_of(call: Call) -> Engine:
@@ -554,18 +564,35 @@ async def list_versions(call: Call) -> Versions:
     return Versions(versions=await readable_of(call).versions_async(call.path["bucket"], call.path["key"]))
 
 
-@routes.add("GET", f"{_ENGINE}/changes", Permission.READ, Changes, resource=Kind.ENGINE, query=ChangesQuery)
+@routes.add(
+    "GET", f"{_ENGINE}/changes", Permission.READ, Changes, resource=Kind.ENGINE, query=ChangesQuery, mode="wait"
+)
 async def read_changes(call: Call) -> Changes:
-    """Reads the entries that were applied from a seq on, and what became of each."""
+    """Reads the entries that were applied from a seq on, and what became of each; with `wait` it waits for the first
+    one.
+    """
     query: ChangesQuery = call.query
+    _checked_seq(query.start_seq)
     engine = engine_of(call)
+    if engine.applied_seq < query.seen_seq:
+        raise rolled_back(query.seen_seq)
+    page = await _page_of(engine, query, query.start_seq, query.rollbacks)
+    if not page.changes and query.wait:
+        await call.service.unless_stopping(_news(engine, query, page.next_seq))
+        page = await _page_of(engine, query, page.next_seq, page.rollbacks)
+    return page
+
+
+async def _page_of(engine: Engine, query: ChangesQuery, start_seq: int, since: int | None) -> Changes:
+    """From a seq on, if nothing before it was rolled back `since` so many rollbacks."""
+    history = engine._core.history
+    rollbacks = history.rollbacks  # before everything else: what is rolled back from here on is noticed
+    if since is not None and history.was_rolled_back(start_seq - 1, since):
+        raise rolled_back(start_seq - 1)
+    # All that is applied by now is in this page. What comes while it is read may be, too.
+    reached = max(start_seq - 1, engine.low_water_mark if query.committed else engine.applied_seq)
     found: list[Change] = []
-    feed: Any = engine.changes_async(
-        _checked_seq(query.start_seq),
-        prefix=query.prefix,
-        with_values=query.with_values,
-        committed=query.committed,
-    )
+    feed: Any = _feed(engine, query, start_seq, follow=False)
     try:
         async for change in feed:
             found.append(await asyncio.to_thread(_with_bytes, change) if query.with_values else change)
@@ -573,8 +600,26 @@ async def read_changes(call: Call) -> Changes:
                 break
     finally:
         await feed.aclose()
-    reached = found[-1].seq if len(found) == query.limit else max(query.start_seq - 1, engine.applied_seq)
-    return Changes(changes=[_shown(one, query.with_values) for one in found], next_seq=reached + 1)
+    if found:
+        reached = found[-1].seq if len(found) == query.limit else max(reached, found[-1].seq)
+    if history.was_rolled_back(reached, rollbacks):
+        raise rolled_back(reached)
+    shown = [_shown(one, query.with_values) for one in found]
+    return Changes(changes=shown, next_seq=reached + 1, rollbacks=rollbacks)
+
+
+async def _news(engine: Engine, query: ChangesQuery, start_seq: int) -> None:
+    """Waits for a change, as long as the client does."""
+    feed: Any = _feed(engine, query, start_seq, follow=True)
+    with contextlib.suppress(TimeoutError):
+        async with contextlib.aclosing(feed), asyncio.timeout(query.wait):
+            await anext(feed)
+
+
+def _feed(engine: Engine, query: ChangesQuery, start_seq: int, *, follow: bool) -> Any:
+    return engine.changes_async(
+        start_seq, follow=follow, prefix=query.prefix, with_values=query.with_values, committed=query.committed
+    )
 
 
 def _shown(change: Change, with_values: bool) -> ChangeShown:
