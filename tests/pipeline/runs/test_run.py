@@ -220,7 +220,7 @@ def test_finding_is_the_exit_code_and_in_the_table_of_steps(
     assert run_command(["--json", "pipeline", "run", str(file)]) == 0
 
 
-def test_finding_is_the_exit_code_also_if_another_step_failed(
+def test_finding_is_the_exit_code_also_if_another_step_may_be_tried_again(
     tmp_path: Path, jobs: Jobs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """4 says "try again later", and a scheduler that does so would not show that something is damaged."""

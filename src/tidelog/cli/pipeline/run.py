@@ -122,16 +122,18 @@ def _run_every(session: Session, definition: Definition, once: Callable[[], Pipe
 
 
 def _tell_run(session: Session, report: PipelineReport) -> None:
-    """What was found is told before what failed: that may pass, and one who only tries again would not see the rest."""
+    """What was found is told before a failure that may pass: one who only tries again would not see that."""
     failed = next((one for one in report.steps if one.error is not None), None)
     has_found = any(one.status == "found" for one in report.steps)
     try:
         tell(session, report, _show)
     except typer.Exit:
-        if has_found or failed is None or failed.error is None:
+        if failed is None or failed.error is None:
             raise
-        kind = getattr(errors, failed.error, RetryError)
-        raise typer.Exit(exit_code_of_class(kind)) from None
+        code = exit_code_of_class(getattr(errors, failed.error, RetryError))
+        if has_found and code is ExitCode.TRY_LATER:
+            raise
+        raise typer.Exit(code) from None
 
 
 def _show_report(session: Session, report: PipelineReport) -> None:
