@@ -216,8 +216,8 @@ def test_page_from_a_busy_machine_or_a_small_run_says_so(tmp_path: Path) -> None
     busy = {"machine": {**machine, "load_before": 7.0}, "results": {"append": result_of()}}
     assert "busy machine" in page.Page(small).text()
     assert "busy machine" in page.Page(busy).text()
-    quiet = {"machine": {**machine, "load_before": 0.0}, "results": {"append": result_of(load_before=0.0)}}
-    quiet["results"]["memory_topics_1"] = result_of(load_before=7.0)
+    results = {"append": result_of(load_before=0.0), "memory_topics_1": result_of(load_before=7.0)}
+    quiet = {"machine": {**machine, "load_before": 0.0}, "results": results}
     assert "busy machine" not in page.Page(quiet).text(), "memory does not depend on it"
 
 
